@@ -1,0 +1,62 @@
+# Every target sets up what it needs in .venv, so each works alone from a clean clone.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+# -qq silences progress and warnings; errors still show.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+# Figures are written to files, never to a screen.
+export MPLBACKEND ?= Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format bench docs clean
+# Two installs must not write to one environment at the same time.
+.NOTPARALLEL:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(STAMP)-lab ## run the example and leave its figures in out/demo
+	mkdir -p out/demo
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)-dev ## run the slow tests
+	$(BIN)/python -m pytest -m slow
+
+# pyright reads the benchmarks too, so it needs the libraries they import.
+lint: $(STAMP)-dev $(STAMP)-bench ## check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(STAMP)-dev ## apply the formatter and the safe fixes
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(STAMP)-bench ## compare with torchdiffeq and torchode
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)-docs ## build the documentation into site
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove the environment, caches and builds; results in out stay
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Torch goes in first and alone, so that its pin decides which build everything else is resolved against.
+$(STAMP)-torch: constraints.txt
+	@echo "Setting up $(VENV): torch"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) torch
+	@touch $@
+
+# One rule for every extra of pyproject.toml: .stamp-dev, .stamp-lab, .stamp-bench, .stamp-docs.
+$(STAMP)-%: $(STAMP)-torch pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): seminode[$*]"
+	@$(PIP_INSTALL) -e '.[$*]'
+	@touch $@

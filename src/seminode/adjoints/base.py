@@ -1,0 +1,182 @@
+"""What `solve` expects of an adjoint, and the forward pass that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..controllers import Pace, RecordedPace
+from ..engine import Eager, Shifts
+from ..errors import NonFiniteState, SolveError
+from ..field import Field, Purity
+from ..loop import check_start, integrate, is_finite, select_first_step
+from ..observers import (
+    AtTimes,
+    DenseRecorder,
+    EveryStep,
+    LastOnly,
+    Observer,
+    Outputs,
+    Progress,
+    Recorder,
+    Sampler,
+    Tally,
+    Tape,
+)
+from ..parameters import reachable
+from ..problem import Forward, Plan, Problem
+
+
+class Adjoint(ABC):
+    """A way to differentiate a solve. It runs the forward pass and makes its result differentiable."""
+
+    @abstractmethod
+    def run(self, problem: Problem) -> Forward: ...
+
+
+def transforms_active() -> bool:
+    """Whether we are inside a torch.func transform, where tensors have no values to look at."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def outputs_of(problem: Problem) -> tuple[Outputs, list[Tensor]]:
+    """What the problem wants saved, and which outputs are there before the first step."""
+    times, y0 = problem.times, problem.y0
+    if times[0] == times[-1]:
+        return LastOnly(), [y0] * (len(times) if problem.save == "ts" else 1)
+    if problem.save == "ts":
+        return AtTimes(times), [y0]
+    return (LastOnly(), []) if problem.save == "last" else (EveryStep(), [y0])
+
+
+@dataclass
+class ForwardPass:
+    """One forward pass over a problem: everything that lives as long as it does."""
+
+    problem: Problem
+    every: int | None = None  # keep the state of each k-th step on the tape
+    modules: list[nn.Module] | None = None
+    tally: Tally = field(default_factory=Tally)
+    recorder: Recorder | None = None
+    tape: Tape = field(init=False)
+    purity: Purity = field(init=False)
+    ranges: list[tuple[int, int]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        self.tape = Tape(self.every)
+        if self.modules is None:
+            self.modules = reachable(problem.field.func)[0]
+        self.purity = Purity(problem.y0.device, self.modules)
+        self.recorder = Recorder() if problem.record else None
+
+    def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
+        problem = self.problem
+        log = None if self.recorder is None else self.recorder.evaluations
+        return Eager(field or problem.field, problem.solver, problem.y0, self.purity, self.tally, shifts, log)
+
+    def run(
+        self,
+        engine: Eager,
+        y0: Tensor,
+        *,
+        shifts: Shifts | None = None,
+        k1: Tensor | None = None,
+        plans: Sequence[Plan] | None = None,
+    ) -> Forward:
+        """Integrate; with `plans`, along steps taken before. A k1 that the caller knows is not evaluated again."""
+        problem = self.problem
+        outputs, first = outputs_of(problem)
+        sampler = Sampler(outputs, [y0] * len(first), shifts)
+        dense = DenseRecorder() if problem.dense else None
+        observers: list[Observer] = [self.tally, sampler, self.tape]
+        observers += [o for o in (dense, self.recorder) if o is not None]
+        if problem.progress:
+            observers.append(Progress(problem.times))
+        error = None
+        try:
+            self._integrate(engine, y0, observers, k1, plans)
+        except SolveError as problem_found:
+            problem_found.stats = self.tally.stats()
+            if problem.throw:
+                raise
+            error = problem_found
+        finally:
+            self.purity.restore_buffers()
+        self.ranges = sampler.ranges
+        return Forward(
+            ts=self._output_times(sampler.count),
+            ys=sampler.stacked(y0),
+            stats=self.tally.stats(),
+            error=error,
+            record=None if self.recorder is None else self.recorder.record(),
+            plans=self.tape.plans,
+            coefficients=None if dense is None else dense.stacked(y0),
+        )
+
+    def _integrate(
+        self,
+        engine: Eager,
+        y0: Tensor,
+        observers: list[Observer],
+        k1: Tensor | None,
+        plans: Sequence[Plan] | None,
+    ) -> None:
+        problem = self.problem
+        if problem.times[0] == problem.times[-1]:
+            return
+        check = not transforms_active()
+        pace = self._pace()
+        if k1 is None:
+            k1 = engine.first_slope(self.start(), y0)
+        if check:
+            check_start(y0, k1, problem.field.layout, problem.times[0])
+        if plans is not None:
+            integrate(engine, RecordedPace(plans), y0, observers, k1=k1, check=False)
+            return
+        if pace.unset:
+            assert problem.error is not None
+            select_first_step(engine, pace, y0, k1, problem.error, self._order)
+        y1 = integrate(
+            engine,
+            pace,
+            y0,
+            observers,
+            k1=k1,
+            error=problem.error,
+            max_steps=problem.max_steps,
+            check=check,
+        )
+        if check and not is_finite(y1):
+            # Reached only where the norm does not read the leaf that went wrong.
+            leaf = problem.field.layout.culprit(y1.detach())
+            t1 = problem.times[-1]
+            raise NonFiniteState(
+                f"the solution at t = {t1:g} holds a NaN or an infinity (leaf {leaf})", t=t1, leaf=leaf
+            )
+
+    @property
+    def _order(self) -> int:
+        return self.problem.solver.error_order or self.problem.solver.order
+
+    def _pace(self) -> Pace:
+        problem, y0 = self.problem, self.problem.y0
+        dtype = y0.dtype.to_real() if y0.is_complex() else y0.dtype
+        return Pace(problem.controller, self._order, problem.times, problem.jumps, dtype)
+
+    def start(self) -> Plan:
+        """Some plan that starts where the solve does: the first evaluation needs its time."""
+        return self._pace().plan(1.0)
+
+    def _output_times(self, count: int) -> Tensor:
+        problem = self.problem
+        if problem.save == "ts":
+            return problem.ts[:count]
+        if problem.save == "last":
+            return problem.ts[-1:][:count]
+        steps = [problem.times[0], *(plan.t1 for plan in self.tape.plans)]
+        return torch.tensor(steps, dtype=problem.ts.dtype, device=problem.ts.device)

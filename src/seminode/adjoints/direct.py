@@ -1,0 +1,54 @@
+"""Direct: autograd through the accepted steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingModuleSource]
+
+from ..engine import TimeShifts
+from ..problem import Forward, Problem, Stats
+from .base import Adjoint, ForwardPass, transforms_active
+
+
+@dataclass(frozen=True)
+class Direct(Adjoint):
+    """Backpropagation through the solver's own operations.
+
+    The graph of a rejected step is dropped as soon as it is rejected, and step-size control is no part of the graph:
+    the gradient is that of the accepted steps with their sizes held fixed. Memory grows with every activation of every
+    accepted step. No custom autograd function is involved, so that second derivatives and, with fixed steps,
+    all of torch.func work.
+    """
+
+    def run(self, problem: Problem) -> Forward:
+        shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
+        forward = ForwardPass(problem)
+        result = forward.run(forward.engine(shifts=shifts), problem.y0, shifts=shifts)
+        if not transforms_active():
+            for output in (result.ys, result.coefficients):
+                if output is not None and output.requires_grad:
+                    _count_backward(output, result.stats, len(problem.solver.interpolant) - 1)
+        return result
+
+
+def _differentiable(ts: Tensor) -> bool:
+    if ts.requires_grad and torch.is_grad_enabled():
+        return True
+    if is_functorch_wrapped_tensor(ts):
+        return True
+    return torch.autograd.forward_ad.unpack_dual(ts).tangent is not None
+
+
+def _count_backward(output: Tensor, stats: Stats, stages: int) -> None:
+    # Autograd pulls back through the stages of every accepted step and evaluates nothing anew.
+    pulled = stages * stats.accepted
+    backward = Stats(accepted=stats.accepted, vjp_y=pulled, vjp_params=pulled)
+    cell = stats._backward
+
+    def note(_: Tensor) -> None:
+        cell[:] = [backward]
+
+    output.register_hook(note)

@@ -1,0 +1,395 @@
+"""Step-size control: accept or reject, the next step, the first step, and the places where a step must end.
+
+Times here are host floats (float64) in the solve's own direction: s = t for a forward solve, s = −t for a backward one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .norms import ErrorNorm
+from .problem import Plan
+
+History = tuple[float, ...]
+
+
+class Verdict(NamedTuple):
+    """What a controller says about a step: keep it or not, how long the next one may be, what to remember."""
+
+    accept: bool
+    proposal: float
+    history: History
+
+
+class Controller(ABC):
+    """Chooses step sizes. A controller is configuration only; what it must remember travels as `history`.
+
+    To write one, provide:
+
+    1. `adaptive`: whether it needs an error estimate;
+    2. `first()`: the first step, `None` to have it selected from the problem, and the first history;
+    3. `judge(dt, proposal, ratio, order, history)`: a `Verdict` on a step of length `dt`, which is shorter than
+       what was proposed if the step had to land somewhere;
+    4. `step_to`: times that steps must end on;
+    5. `dt_min`: the smallest step that may be proposed, `dt_max` the longest.
+    """
+
+    adaptive: ClassVar[bool]
+    step_to: Sequence[float] = ()
+    dt_min: float = 0.0
+    dt_max: float = math.inf
+
+    @abstractmethod
+    def first(self) -> tuple[float | None, History]: ...
+
+    @abstractmethod
+    def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(Controller):
+    """What controllers that react to the error have in common.
+
+    Arguments:
+        safety: the factor on every predicted step.
+        factor_min, factor_max: by how much a step may shrink or grow at once.
+        dt0: the first step; selected from the problem if `None`.
+        dt_min, dt_max: bounds on the step; what must land may always be shorter.
+        at_dt_min: `"raise"` or, to carry on at any error, `"accept"`.
+        step_to: times that steps must end on.
+    """
+
+    adaptive: ClassVar[bool] = True
+
+    safety: float = 0.9
+    factor_min: float = 0.2
+    factor_max: float = 10.0
+    dt0: float | None = None
+    dt_min: float = 0.0
+    dt_max: float = math.inf
+    at_dt_min: str = "raise"
+    step_to: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        _positive(self, "safety", "factor_min", "factor_max", "dt_max")
+        if self.dt0 is not None:
+            _positive(self, "dt0")
+        if not 0.0 <= self.dt_min <= self.dt_max:
+            raise ValueError(f"dt_min: expected 0 <= dt_min <= dt_max = {self.dt_max}, found {self.dt_min}")
+        if not self.factor_min < 1.0 < self.factor_max:
+            raise ValueError(
+                f"factor_min, factor_max: expected factor_min < 1 < factor_max, "
+                f"found {self.factor_min} and {self.factor_max}"
+            )
+        if self.at_dt_min not in ("raise", "accept"):
+            raise ValueError(f"at_dt_min: expected 'raise' or 'accept', found {self.at_dt_min!r}")
+        if self.at_dt_min == "accept" and self.dt_min == 0.0:
+            raise ValueError("at_dt_min: 'accept' does nothing without a dt_min")
+        object.__setattr__(self, "step_to", _times("step_to", self.step_to))
+
+    @abstractmethod
+    def growth(self, ratio: float, order: int, history: History) -> float:
+        """By how much to multiply an accepted step, before the limits."""
+
+    def first(self) -> tuple[float | None, History]:
+        return (None if self.dt0 is None else self._clip(self.dt0)), (1.0, 1.0)
+
+    def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
+        if not math.isfinite(ratio):
+            return Verdict(False, self._clip(dt * self.factor_min), history)
+        forced = self.at_dt_min == "accept" and dt <= self.dt_min
+        if ratio > 1.0 and not forced:
+            factor = max(self.factor_min, self.safety * ratio ** (-1.0 / order))
+            return Verdict(False, self._clip(dt * min(factor, 1.0)), history)
+        # A step cut short to land may grow back at once to what had been proposed, if its error allows.
+        limit = max(self.factor_max, proposal / dt)
+        factor = limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
+        return Verdict(True, self._clip(dt * factor), (ratio, *history[:-1]))
+
+    def _clip(self, dt: float) -> float:
+        return min(max(dt, self.dt_min) if self.at_dt_min == "accept" else dt, self.dt_max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integral(Adaptive):
+    r"""The elementary controller, $dt \leftarrow dt \cdot \min(10, \max(0.9\, r^{-1/k}, \varphi))$: the default.
+
+    r is the error ratio and k the order of the error estimate; φ = 1 for r < 1 (an accepted step never shrinks the
+    next) and `factor_min` otherwise. This is what the seminorm paper and torchdiffeq use.
+    """
+
+    def growth(self, ratio: float, order: int, history: History) -> float:
+        floor = 1.0 if ratio < 1.0 else self.factor_min
+        return max(self.safety * ratio ** (-1.0 / order), floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PID(Adaptive):
+    r"""Proportional–integral–derivative control: reacts to the trend of the error, not only to its size.
+
+    $$dt \leftarrow dt \cdot 0.9 \; r_n^{-\beta_1/k}\, r_{n-1}^{-\beta_2/k}\, r_{n-2}^{-\beta_3/k},$$
+
+    β₁ = p + i + d, β₂ = −(p + 2d), β₃ = d. A rejected step shrinks by the integral rule. Smoother step
+    sequences and fewer rejections on problems of limited stability; see Söderlind, *Digital filters in adaptive
+    time-stepping* (2003).
+
+    >>> PID.preset("PI42")
+    PID(pcoeff=0.2, icoeff=0.4, dcoeff=0.0)
+    """
+
+    pcoeff: float = 0.4
+    icoeff: float = 0.3
+    dcoeff: float = 0.0
+
+    #: (p, i, d) by the usual names.
+    PRESETS: ClassVar[dict[str, tuple[float, float, float]]] = {
+        "PI33": (1 / 3, 1 / 3, 0.0),
+        "PI34": (0.4, 0.3, 0.0),
+        "PI42": (0.2, 0.4, 0.0),
+        "H211PI": (-1 / 6, 1 / 3, 0.0),
+        "H312PID": (-2 / 9, 2 / 9, 1 / 18),
+    }
+
+    @classmethod
+    def preset(cls, name: str, **options: float) -> PID:
+        """A controller by name: PI33, PI34, PI42 (Hairer–Wanner, Gustafsson), H211PI, H312PID (Söderlind)."""
+        if name not in cls.PRESETS:
+            raise ValueError(f"name: expected one of {', '.join(cls.PRESETS)}, found {name!r}")
+        p, i, d = cls.PRESETS[name]
+        return cls(pcoeff=p, icoeff=i, dcoeff=d, **options)  # type: ignore[arg-type]
+
+    def growth(self, ratio: float, order: int, history: History) -> float:
+        p, i, d = self.pcoeff, self.icoeff, self.dcoeff
+        betas = (p + i + d, -(p + 2 * d), d)
+        # A step with almost no error says nothing about the trend: keep it from dominating the product.
+        ratios = (max(r, 1e-8) for r in (ratio, *history))
+        factor = self.safety * math.prod(r ** (-b / order) for b, r in zip(betas, ratios, strict=True))
+        return max(factor, self.factor_min)
+
+    def __repr__(self) -> str:
+        return f"PID(pcoeff={self.pcoeff:g}, icoeff={self.icoeff:g}, dcoeff={self.dcoeff:g})"
+
+
+@dataclass(frozen=True)
+class FixedStep(Controller):
+    """Steps of one length, cut short only to land on jumps, step-to times and the end."""
+
+    adaptive: ClassVar[bool] = False
+
+    dt: float
+    step_to: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        _positive(self, "dt")
+        object.__setattr__(self, "step_to", _times("step_to", self.step_to))
+
+    def first(self) -> tuple[float, History]:
+        return self.dt, ()
+
+    def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
+        return Verdict(True, self.dt, history)
+
+
+@dataclass(frozen=True)
+class PrescribedSteps(Controller):
+    """Exactly the given steps, in order; `inf`, like the end of the list, means up to the next landing place.
+
+    `PrescribedSteps.recorded(sol.record)` takes the steps of an earlier solve again: the frozen map whose derivative
+    the discrete adjoints compute.
+    """
+
+    adaptive: ClassVar[bool] = False
+
+    dts: Sequence[float]
+
+    def __post_init__(self) -> None:
+        for i, dt in enumerate(self.dts):
+            if not dt > 0.0:
+                raise ValueError(f"dts[{i}]: expected a positive step, found {dt}")
+        object.__setattr__(self, "dts", tuple(map(float, self.dts)))
+
+    @classmethod
+    def recorded(cls, accepted: Sequence[Plan]) -> PrescribedSteps:
+        """The accepted steps of a record; those that landed somewhere will land again."""
+        return cls([math.inf if plan.landing else plan.proposal for plan in accepted])
+
+    def first(self) -> tuple[float, History]:
+        return self._dt(0), (1.0,)
+
+    def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
+        taken = int(history[0])
+        return Verdict(True, self._dt(taken), (taken + 1.0,))
+
+    def _dt(self, i: int) -> float:
+        return self.dts[i] if i < len(self.dts) else math.inf
+
+
+def _positive(controller: object, *names: str) -> None:
+    for name in names:
+        value = getattr(controller, name)
+        if not value > 0.0:
+            raise ValueError(f"{name}: expected a positive number, found {value}")
+
+
+def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
+    values = tuple(float(t) for t in times)
+    for i, t in enumerate(values):
+        if not math.isfinite(t):
+            raise ValueError(f"{name}[{i}]: expected a finite time, found {t}")
+    return values
+
+
+def first_step(
+    y0: Tensor, f0: Tensor, error: ErrorNorm, order: int, probe: Callable[[float], tuple[float, Tensor]]
+) -> float:
+    r"""The starting step of Hairer, Nørsett and Wanner (*Solving ODEs I*, II.4), in the norm of the error test.
+
+    `probe(h)` makes an Euler step of at most h and returns its length and f at its end.
+    """
+    d0, d1 = float(error.size(y0, y0)), float(error.size(f0, y0))
+    h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
+    h0, f1 = probe(h0)
+    d2 = float(error.size(f1 - f0, y0)) / h0
+    if not math.isfinite(d2):
+        return h0  # the error test will shrink it further
+    if d1 <= 1e-15 and d2 <= 1e-15:
+        h1 = max(1e-6, 1e-3 * h0)
+    else:
+        h1 = (0.01 / max(d1, d2)) ** (1.0 / order)
+    return min(100.0 * h0, h1)
+
+
+class Place(NamedTuple):
+    """Somewhere a step must end."""
+
+    s: float
+    is_jump: bool
+    is_end: bool
+
+
+class Pace:
+    """Turns a controller's proposals into plans: where each step starts and ends.
+
+    A step that would reach the next place, or stop short of it by rounding only, ends exactly on it.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        order: int,
+        times: Sequence[float],
+        jumps: Sequence[float],
+        dtype: torch.dtype,
+    ):
+        self.controller = controller
+        self._order = order
+        self._sign = -1.0 if times[-1] < times[0] else 1.0
+        self._dtype = dtype
+        self._s, self._end = self._sign * times[0], self._sign * times[-1]
+        marks = {self._sign * t: False for t in controller.step_to} | {self._sign * t: True for t in jumps}
+        self._on_jump = marks.get(self._s, False)
+        marks.setdefault(self._end, False)
+        self._places = [
+            Place(s, is_jump, s == self._end) for s, is_jump in sorted(marks.items()) if self._s < s <= self._end
+        ]
+        self._rounding = 4.0 * math.ulp(max(abs(self._s), abs(self._end)))
+        self._next = 0
+        self._floating = True
+        self._proposal, self._history = controller.first()
+        self._start_history = self._history
+
+    @property
+    def unset(self) -> bool:
+        """Whether the first step is still to be selected."""
+        return self._proposal is None
+
+    @property
+    def smallest(self) -> float:
+        """Below this a step cannot move the clock, or is not wanted."""
+        return max(self._rounding, self.controller.dt_min * (1.0 - 1e-12))
+
+    def begin(self, proposal: float) -> None:
+        """Set the first step."""
+        self._proposal = min(proposal, self.controller.dt_max)
+
+    def next(self) -> Plan | None:
+        """The next step, or `None` at the end."""
+        if self._next == len(self._places):
+            return None
+        assert self._proposal is not None
+        return self.plan(self._proposal)
+
+    def plan(self, proposal: float) -> Plan:
+        """A step of the proposed length from where we are, landing on the next place if it would reach it."""
+        place = self._places[self._next]
+        s1 = self._s + proposal
+        landing = s1 >= place.s - self._rounding
+        if landing:
+            s1 = place.s
+        t0, t1 = self._sign * self._s, self._sign * s1
+        dt = t1 - t0 if landing else self._sign * proposal
+        plan = Plan(t0, t1, dt, proposal, self._floating, landing, landing and place.is_end)
+        if self._on_jump or (landing and place.is_jump):
+            return self._guarded(plan, landing and place.is_jump)
+        return plan
+
+    def judge(self, plan: Plan, ratio: float) -> bool:
+        """Accept or reject a step, and move on if it is accepted."""
+        assert self._history is not None
+        verdict = self.controller.judge(abs(plan.dt), plan.proposal, ratio, self._order, self._history)
+        self._proposal, self._history = verdict.proposal, verdict.history
+        if verdict.accept:
+            self._s = self._sign * plan.t1
+            self._on_jump = False
+            if plan.landing:
+                self._on_jump = self._places[self._next].is_jump
+                self._next += 1
+                self._floating = False
+            if self._on_jump and self.controller.adaptive:
+                self._history = self._start_history  # the trend of the error ends at a jump
+        return verdict.accept
+
+    def _guarded(self, plan: Plan, ends_on_jump: bool) -> Plan:
+        """Keep the times of the field's evaluations on the right side of jumps at the ends of the step."""
+        lowest, highest = plan.lowest, plan.highest
+        if self._on_jump:
+            below, above = neighbours(plan.t0, self._dtype)
+            lowest, highest = (above, highest) if self._sign > 0 else (lowest, below)
+        if ends_on_jump:
+            below, above = neighbours(plan.t1, self._dtype)
+            lowest, highest = (lowest, below) if self._sign > 0 else (above, highest)
+        crosses = ends_on_jump and not plan.final
+        return plan._replace(lowest=lowest, highest=highest, crosses_jump=crosses)
+
+
+def neighbours(t: float, dtype: torch.dtype) -> tuple[float, float]:
+    """The floats just below and just above t in the dtype in which the field sees time."""
+    if dtype == torch.float64:
+        return math.nextafter(t, -math.inf), math.nextafter(t, math.inf)
+    at = torch.tensor(t, dtype=dtype)
+    ends = torch.tensor([-math.inf, math.inf], dtype=dtype)
+    below, above = torch.nextafter(at.expand(2), ends).tolist()
+    return below, above
+
+
+class RecordedPace:
+    """Follows plans that were made before; every step is accepted."""
+
+    unset = False
+    smallest = 0.0
+
+    def __init__(self, plans: Sequence[Plan]):
+        self._plans = iter(plans)
+
+    def next(self) -> Plan | None:
+        return next(self._plans, None)
+
+    def judge(self, plan: Plan, ratio: float) -> bool:
+        return True

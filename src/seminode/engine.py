@@ -1,0 +1,172 @@
+"""Execution of a pure step: how a plan on the host becomes tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .field import Field, Purity
+from .interpolation import coefficients, evaluate
+from .observers import Tally
+from .problem import Plan
+from .solvers.base import Solver
+
+
+class Shifts(Protocol):
+    """Zero-valued tensors that carry the derivative with respect to times.
+
+    A plan's times are host floats. Where the gradient with respect to `ts` is wanted, each time gets a tensor added
+    that is zero and whose derivative is that of the time: so values stay exact, and what is constant stays a constant.
+    """
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """For the two ends of a step."""
+        ...
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        """For the output times low … high − 1."""
+        ...
+
+
+class TimeShifts:
+    """Shifts that follow `ts` itself: autograd carries them back to it."""
+
+    def __init__(self, ts: Tensor, like: Tensor):
+        real = like.real if like.is_complex() else like
+        self._shifts = (ts - ts.detach()).to(device=real.device, dtype=real.dtype)
+        self._fixed = torch.zeros((), device=real.device, dtype=real.dtype)
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        start = self._shifts[0] if plan.floating else self._fixed
+        if plan.final:
+            return start, self._shifts[-1]
+        return start, self._fixed if plan.landing else start
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        return self._shifts[low:high]
+
+
+class Step:
+    """A step that has been computed, as observers see it. f(t1, y1) is evaluated when it is first asked for."""
+
+    __slots__ = ("_end_slope", "_engine", "_shift", "dt", "plan", "stages", "y0", "y1")
+
+    def __init__(
+        self,
+        engine: Eager,
+        plan: Plan,
+        shift: tuple[Tensor, Tensor] | None,
+        dt: float | Tensor,
+        y0: Tensor,
+        y1: Tensor,
+        stages: list[Tensor],
+    ):
+        self._engine = engine
+        self._shift = shift
+        self._end_slope: Tensor | None = None
+        self.plan = plan
+        self.dt = dt
+        self.y0 = y0
+        self.y1 = y1
+        self.stages = stages
+
+    @property
+    def known_end_slope(self) -> Tensor | None:
+        """f(t1, y1) if it has been needed so far."""
+        return self._end_slope
+
+    def slopes(self) -> list[Tensor]:
+        """The stages and f(t1, y1)."""
+        if self._end_slope is None:
+            shift = None if self._shift is None else self._shift[1]
+            self._end_slope = self._engine.slope(self.plan.stage_time(1.0), self.y1, shift)
+        return [*self.stages, self._end_slope]
+
+    def error(self) -> Tensor:
+        """The estimate of the local error."""
+        solver = self._engine.solver
+        return solver.error(self.dt, self.slopes() if solver.error_needs_end_slope else self.stages)
+
+    def at(self, times: Sequence[float], moved: Tensor | None = None) -> Tensor:
+        """The step's polynomial at several times, stacked; `moved` carries the derivative with respect to them."""
+        matrix = self._engine.solver.interpolant
+        t0, dt = self.plan.t0, self.plan.dt
+        if self._shift is None:
+            xs: Sequence[float] | Tensor = [(t - t0) / dt for t in times]
+        else:
+            ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
+            xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / self.dt
+        return evaluate(matrix, self.y0, self.dt, self._interpolated(), xs)
+
+    def coefficients(self) -> Tensor:
+        """The step's polynomial in x = (t − t0)/dt, constant first."""
+        return coefficients(self._engine.solver.interpolant, self.y0, self.dt, self._interpolated())
+
+    def _interpolated(self) -> list[Tensor]:
+        reads_end = len(self._engine.solver.interpolant) > len(self.stages)
+        return self.slopes() if reads_end else self.stages
+
+
+class Eager:
+    """Runs steps op by op, on the live tensors that the field uses."""
+
+    def __init__(
+        self,
+        field: Field,
+        solver: Solver,
+        like: Tensor,
+        purity: Purity,
+        tally: Tally,
+        shifts: Shifts | None = None,
+        log: list[float] | None = None,
+    ):
+        self.field = field
+        self.solver = solver
+        self.tally = tally
+        self._purity = purity
+        self._shifts = shifts
+        self._log = log
+        self._dtype = like.dtype.to_real() if like.is_complex() else like.dtype
+        self._device = like.device
+
+    def slope(self, t: float, y: Tensor, shift: Tensor | None = None) -> Tensor:
+        """One evaluation of the field, counted."""
+        self.tally.nfe += 1
+        if self._log is not None:
+            self._log.append(t)
+        self._purity.prepare()
+        time = torch.full((), t, dtype=self._dtype, device=self._device)
+        return self.field(time if shift is None else time + shift, y)
+
+    def first_slope(self, plan: Plan, y: Tensor) -> Tensor:
+        """The first evaluation of a solve; made again if it turns out to change the field's buffers."""
+        k = self.start_slope(plan, y)
+        return self.start_slope(plan, y) if self._purity.inspect() else k
+
+    def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
+        """f at the start of a step, on the right side of a jump there."""
+        shift = None if self._shifts is None else self._shifts.of(plan)[0]
+        return self.slope(plan.stage_time(0.0), y, shift)
+
+    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
+        """Take the step; without k1 that is evaluated first."""
+        if k1 is None:
+            k1 = self.start_slope(plan, y0)
+        if self._shifts is None:
+            shift = None
+            dt: float | Tensor = plan.dt
+
+            def slope(c: float, y: Tensor) -> Tensor:
+                return self.slope(plan.stage_time(c), y)
+        else:
+            shift = start, end = self._shifts.of(plan)
+            dt = plan.dt + (end - start)
+
+            def slope(c: float, y: Tensor) -> Tensor:
+                return self.slope(plan.stage_time(c), y, (1.0 - c) * start + c * end)
+
+        y1, stages = self.solver.step(slope, dt, y0, k1)
+        return Step(self, plan, shift, dt, y0, y1, stages)

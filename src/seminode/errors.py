@@ -1,0 +1,54 @@
+"""What can stop a solve, and what a solve may warn of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SolveError(RuntimeError):
+    """A solve that cannot go on.
+
+    Attributes:
+        t: the time at which it stopped.
+        dt: the (signed) step that was being tried, or ``None`` before the first step.
+        stats: the [`Stats`][seminode.Stats] up to that point.
+        leaf: the name of the leaf of the state to blame, where one stands out.
+        backward: whether it happened on the backward pass.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        t: float,
+        dt: float | None = None,
+        stats: Any = None,
+        leaf: str | None = None,
+        backward: bool = False,
+    ):
+        super().__init__(f"on the backward pass: {message}" if backward else message)
+        self.t = t
+        self.dt = dt
+        self.stats = stats
+        self.leaf = leaf
+        self.backward = backward
+
+
+class StepSizeUnderflow(SolveError):
+    """The step that meets the tolerance is too small to move the clock."""
+
+
+class MaxStepsReached(SolveError):
+    """The limit on the number of attempted steps was reached before the end of the interval."""
+
+
+class NonFiniteState(SolveError):
+    """A NaN or an infinity appeared in the state, in the field or in the gradient."""
+
+
+class ToleranceWarning(UserWarning):
+    """A tolerance that the dtype of the state cannot honour."""
+
+
+class StatefulFieldWarning(UserWarning):
+    """A field whose evaluation changes a buffer, such as batch normalisation in training mode."""

@@ -1,0 +1,151 @@
+r"""Norms of a state: plain functions from a structure of tensors to a 0-d tensor.
+
+A step is accepted when the norm of error / (atol + rtol·max(|y0|, |y1|)) is at most one. A norm gets that ratio in
+the structure of the state itself: the tensor, tuple or dict that the user passed as `y0`, or, on the backward
+pass of a continuous adjoint, an [`AdjointState`][seminode.norms.AdjointState] with one segment for each of
+a_t, z, a_z and the parameter gradients.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .state import Layout, flatten
+
+Norm = Callable[[Any], Tensor]
+
+
+class AdjointState(NamedTuple):
+    """Segments of an augmented adjoint state, in the order of the published method."""
+
+    a_t: Any
+    z: Any
+    a_z: Any
+    a_params: Any
+
+
+def _leaves(y: Any) -> list[Tensor]:
+    if isinstance(y, Tensor):
+        return [y]
+    return [leaf for _, leaf in flatten(y)[0] if leaf.numel() > 0]
+
+
+def rms(y: Any) -> Tensor:
+    r"""Root mean square of all entries taken as one vector.
+
+    >>> rms((torch.tensor([3.0]), torch.tensor([4.0, 0.0, 0.0]))).item()
+    2.5
+    """
+    if isinstance(y, Tensor):
+        return torch.linalg.vector_norm(y) / math.sqrt(y.numel())
+    leaves = _leaves(y)
+    size = sum(leaf.numel() for leaf in leaves)
+    return torch.linalg.vector_norm(_stack([torch.linalg.vector_norm(leaf) for leaf in leaves])) / math.sqrt(size)
+
+
+def max(y: Any) -> Tensor:
+    """Largest absolute value of any entry."""
+    return _stack([leaf.abs().max() for leaf in _leaves(y)]).max()
+
+
+def mixed_per_tensor(y: Any) -> Tensor:
+    """Largest root mean square of any one leaf: the default on the forward pass."""
+    leaves = _leaves(y)
+    if len(leaves) == 1:
+        return rms(leaves[0])
+    return _stack([rms(leaf) for leaf in leaves]).max()
+
+
+def mixed(y: Any) -> Tensor:
+    """Like `mixed_per_tensor`, but the gradients of all parameters count as one vector.
+
+    That is the default of Kidger, Chen and Lyons (2021) on the backward pass; on any state other than an
+    `AdjointState` the two are the same.
+    """
+    if not isinstance(y, AdjointState):
+        return mixed_per_tensor(y)
+    parts = [mixed_per_tensor(part) for part in (y.a_t, y.z, y.a_z) if _leaves(part)]
+    if _leaves(y.a_params):
+        parts.append(rms(y.a_params))
+    return _stack(parts).max()
+
+
+def seminorm(y: AdjointState) -> Tensor:
+    """The paper's seminorm: the larger of the norms of z and a_z; plain integrals do not steer the solver."""
+    _only_adjoint("seminorm", y)
+    return torch.maximum(mixed_per_tensor(y.z), mixed_per_tensor(y.a_z))
+
+
+def seminorm_rms(y: AdjointState) -> Tensor:
+    """Root mean square over z and a_z as one vector."""
+    _only_adjoint("seminorm_rms", y)
+    return rms((y.z, y.a_z))
+
+
+def _only_adjoint(name: str, y: Any) -> None:
+    if not isinstance(y, AdjointState):
+        raise TypeError(f"norms.{name} expects an AdjointState (a_t, z, a_z, a_params), found {type(y).__name__}")
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    return torch.stack(values) if len(values) > 1 else values[0].reshape(1)
+
+
+FORWARD: dict[str, Norm] = {"rms": rms, "max": max, "mixed": mixed, "mixed_per_tensor": mixed_per_tensor}
+BACKWARD: dict[str, Norm] = {
+    "mixed": mixed,
+    "mixed_per_tensor": mixed_per_tensor,
+    "seminorm": seminorm,
+    "seminorm_rms": seminorm_rms,
+}
+
+
+class ErrorNorm:
+    """Tolerances and a norm: the size of an error relative to what is allowed.
+
+    `rtol` and `atol` are numbers or flat tensors that broadcast against the state.
+    """
+
+    def __init__(self, layout: Layout, norm: Norm, rtol: float | Tensor, atol: float | Tensor, like: Tensor):
+        self.layout = layout
+        self.norm = norm
+        self.rtol = rtol
+        real = like.real if like.is_complex() else like
+        # With atol = 0 an entry that is exactly zero and stays so must not turn 0/0 into a NaN.
+        floor = torch.finfo(real.dtype).tiny
+        self.atol = torch.as_tensor(atol, dtype=real.dtype, device=real.device).clamp(min=floor)
+
+    def allowed(self, magnitude: Tensor) -> Tensor:
+        """atol + rtol·magnitude."""
+        if isinstance(self.rtol, float):
+            return torch.add(self.atol, magnitude, alpha=self.rtol)
+        return self.atol + self.rtol * magnitude
+
+    def size(self, x: Tensor, y: Tensor) -> Tensor:
+        """‖x / (atol + rtol·|y|)‖."""
+        return self._norm(x / self.allowed(y.abs()))
+
+    def ratio(self, error: Tensor, y0: Tensor, y1: Tensor) -> Tensor:
+        """‖error / (atol + rtol·max(|y0|, |y1|))‖: a step is accepted when this is at most one."""
+        return self._norm(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
+
+    def worst_leaf(self, error: Tensor, y0: Tensor, y1: Tensor) -> str | None:
+        """Name of the leaf with the largest relative error, where the state has more than one."""
+        if self.layout.single:
+            return None
+        ratio = error / self.allowed(torch.maximum(y0.abs(), y1.abs()))
+        sizes = [float(rms(leaf)) if leaf.numel() else 0.0 for leaf in self.layout.segments(ratio)]
+        return self.layout.names[sizes.index(builtins.max(sizes))]
+
+    def _norm(self, ratio: Tensor) -> Tensor:
+        size = self.norm(self.layout.unpack(ratio))
+        if not isinstance(size, Tensor) or size.numel() != 1:
+            found = tuple(size.shape) if isinstance(size, Tensor) else type(size).__name__
+            raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {found}")
+        return size

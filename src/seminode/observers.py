@@ -1,0 +1,209 @@
+"""What may watch a step. The loop tells every observer of every accepted and rejected step; none changes its course."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .problem import Plan, Record, Stats
+
+if TYPE_CHECKING:
+    from .engine import Shifts, Step
+
+
+class Observer:
+    """Watches the loop. Override what you need."""
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        """A step was taken."""
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        """A step was tried and thrown away."""
+
+    def close(self) -> None:
+        """The loop has ended, well or by an error or an interrupt."""
+
+
+class Tally(Observer):
+    """Counts. Evaluations are reported by the engine, which makes them."""
+
+    def __init__(self) -> None:
+        self.nfe = 0
+        self.steps = 0
+        self.dropped = 0
+        self.jumps = 0
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self.steps += 1
+        self.jumps += step.plan.crosses_jump
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        self.dropped += 1
+
+    def stats(self, vjp_y: int = 0, vjp_params: int = 0) -> Stats:
+        return Stats(self.nfe, self.steps, self.dropped, self.jumps, vjp_y, vjp_params)
+
+
+class Recorder(Observer):
+    """Keeps the time of every evaluation and every step."""
+
+    def __init__(self) -> None:
+        self.evaluations: list[float] = []
+        self._accepted: list[Plan] = []
+        self._rejected: list[Plan] = []
+        self._ratios: list[float] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._accepted.append(step.plan)
+        self._note(ratio)
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        self._rejected.append(step.plan)
+        self._note(ratio)
+
+    def _note(self, ratio: float) -> None:
+        if ratio == ratio or self._ratios:
+            self._ratios.append(ratio)
+
+    def record(self) -> Record:
+        return Record(tuple(self.evaluations), tuple(self._accepted), tuple(self._rejected), tuple(self._ratios))
+
+
+class Outputs(Protocol):
+    """Which values a solve puts out, step by step; also asked by adjoints that take the steps again."""
+
+    def claim(self, plan: Plan, cursor: int) -> int:
+        """How many outputs are done after this step, if `cursor` were done before it."""
+        ...
+
+    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
+        """Outputs low … high − 1, which lie in this step, stacked."""
+        ...
+
+
+class AtTimes:
+    """The solution at given times, by the step's polynomial; at the end of a step, the state itself."""
+
+    def __init__(self, times: Sequence[float]):
+        self._times = times
+        self._sign = -1.0 if times[-1] < times[0] else 1.0
+
+    def claim(self, plan: Plan, cursor: int) -> int:
+        end = self._sign * plan.t1
+        while cursor < len(self._times) and self._sign * self._times[cursor] <= end:
+            cursor += 1
+        return cursor
+
+    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
+        t1 = step.plan.t1
+        inner = high - 1 if step.plan.final and high == len(self._times) else high
+        if shifts is None:
+            while inner > low and self._times[inner - 1] == t1:
+                inner -= 1
+        ends = [step.y1.unsqueeze(0)] * (high - inner)
+        if inner == low:
+            return torch.cat(ends) if len(ends) > 1 else ends[0]
+        moved = None if shifts is None else shifts.outputs(low, inner)
+        inside = step.at(self._times[low:inner], moved)
+        return torch.cat([inside, *ends]) if ends else inside
+
+
+class LastOnly:
+    """The state at the end of the interval only."""
+
+    def claim(self, plan: Plan, cursor: int) -> int:
+        return cursor + plan.final
+
+    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
+        return step.y1.unsqueeze(0)
+
+
+class EveryStep:
+    """The state at the end of every accepted step."""
+
+    def claim(self, plan: Plan, cursor: int) -> int:
+        return cursor + 1
+
+    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
+        return step.y1.unsqueeze(0)
+
+
+class Sampler(Observer):
+    """Collects the outputs, and which of them lie in which step."""
+
+    def __init__(self, outputs: Outputs, first: Sequence[Tensor], shifts: Shifts | None = None):
+        self._outputs = outputs
+        self._shifts = shifts
+        self._pieces = [y.unsqueeze(0) for y in first]
+        self._cursor = len(self._pieces)
+        self.ranges: list[tuple[int, int]] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        low, high = self._cursor, self._outputs.claim(step.plan, self._cursor)
+        if high > low:
+            self._pieces.append(self._outputs.of(step, low, high, self._shifts))
+            self._cursor = high
+        self.ranges.append((low, high))
+
+    @property
+    def count(self) -> int:
+        return self._cursor
+
+    def stacked(self, like: Tensor) -> Tensor:
+        return torch.cat(self._pieces) if self._pieces else like.new_empty((0, *like.shape))
+
+
+class Tape(Observer):
+    """The accepted steps, and the state before every k-th of them."""
+
+    def __init__(self, every: int | None = None):
+        self._every = every
+        self.plans: list[Plan] = []
+        self.states: list[Tensor] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        if self._every is not None and len(self.plans) % self._every == 0:
+            self.states.append(step.y0)
+        self.plans.append(step.plan)
+
+
+class DenseRecorder(Observer):
+    """The polynomial of every step."""
+
+    def __init__(self) -> None:
+        self._steps: list[Tensor] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._steps.append(step.coefficients())
+
+    def stacked(self, y0: Tensor) -> Tensor:
+        return torch.stack(self._steps) if self._steps else y0.reshape(1, 1, *y0.shape)
+
+
+class Progress(Observer):
+    """A bar on a terminal that fills with the time solved; silent elsewhere."""
+
+    def __init__(self, times: Sequence[float]):
+        from tqdm import tqdm  # not needed, and not paid for, without a bar
+
+        self._rejected = 0
+        self._bar: Any = tqdm(
+            total=abs(times[-1] - times[0]),
+            disable=not sys.stderr.isatty(),
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| t {n:.4g}/{total:.4g} [{elapsed}<{remaining}{postfix}]",
+            desc="solve",
+        )
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._bar.update(abs(step.plan.dt))
+        self._bar.set_postfix(dt=f"{abs(step.plan.dt):.2g}", rejected=self._rejected, refresh=False)
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        self._rejected += 1
+
+    def close(self) -> None:
+        self._bar.close()

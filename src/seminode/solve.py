@@ -1,0 +1,182 @@
+"""solve(): check the arguments once, flatten, hand the problem to the adjoint, unflatten."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import arguments
+from .adjoints import Adjoint, Replay
+from .controllers import Controller
+from .field import Field
+from .interpolation import DenseSolution
+from .norms import Norm
+from .parameters import chosen
+from .problem import Forward, Problem, Solution, Status
+from .solvers import Solver
+from .state import Layout, flatten, unflatten
+
+
+def solve(
+    field: Callable[..., Any],
+    y0: Any,
+    ts: Tensor | Sequence[float],
+    *,
+    args: tuple[Any, ...] = (),
+    solver: str | Solver = "dopri5",
+    rtol: Any = None,
+    atol: Any = None,
+    controller: Controller | None = None,
+    norm: str | Norm | None = None,
+    adjoint: Adjoint = Replay(),
+    params: nn.Module | Iterable[Tensor] | None = None,
+    jumps: Tensor | Sequence[float] | None = None,
+    save: str | Callable[[Tensor, Any], Any] = "ts",
+    dense: bool = False,
+    record: bool = False,
+    progress: bool = False,
+    throw: bool = True,
+    max_steps: int = 100_000,
+) -> Solution:
+    r"""Solve $y' = f(t, y)$, $y(t_0) = y_0$, and make the solution differentiable.
+
+    Arguments:
+        field: `field(t, y, *args)`, the derivative of y in the structure of y; t is a 0-d tensor in y's real dtype.
+        y0: a tensor, or any nesting of tuples, lists and dicts of tensors of one dtype; float32, float64, complex64,
+            complex128, or bfloat16 and float16, which are integrated in float32.
+        ts: times of the outputs, increasing or decreasing; y0 belongs to the first. Inner times do not shorten steps;
+            the last step ends exactly on ts[-1], and the field is never evaluated past it.
+        args: further arguments of the field; tensors among them get gradients.
+        solver: a name or an object; see `seminode.solvers`.
+        rtol, atol: tolerances: a number, or a structure like y0. By default 1e-6 and 1e-8 in float64, 1e-4 and 1e-6 in
+            float32, 1e-2 and 1e-4 in half precision.
+        controller: step-size control; by default `Integral()`. Solvers without an error estimate need `FixedStep(dt)`.
+        norm: of the error: `"rms"`, `"max"`, or a function of a structure like y0; by default the largest root mean
+            square of any leaf.
+        adjoint: how to differentiate; by default `Replay()`.
+        params: the tensors of the field that get gradients; by default all that it is found to use.
+        jumps: times at which the field is discontinuous in t. Steps end on them, and the field is evaluated on either
+            side, never at the jump itself.
+        save: `"ts"`, `"last"` (at ts[-1] only), `"steps"` (after every accepted step), or a function `save(t, y)` whose
+            result is stacked instead of y.
+        dense: also return the solution as a function of time.
+        record: also return the times of all evaluations and steps.
+        progress: show a progress bar on a terminal.
+        throw: raise if the solve cannot go on; otherwise return what there is, with its status. On the backward pass,
+            also whether a gradient that is not finite is an error.
+        max_steps: limit on the attempted steps of the whole solve.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> y0 = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0])
+        >>> sol.ys[-1].sum().backward()
+        >>> bool((y0.grad - torch.exp(torch.tensor(-1.0))).abs().max() < 1e-6)
+        True
+    """
+    with _normal_tensors():
+        y0, args = _without_inference((y0, args))
+        arguments.check_field(field)
+        arguments.check_flags(dense=dense, record=record, progress=progress, throw=throw)
+        layout = arguments.check_state(y0)
+        leaf = flatten(y0)[0][0][1]
+        dtype = torch.float32 if leaf.dtype in arguments.HALF else leaf.dtype
+        flat = layout.pack(y0).to(dtype)
+        tensor_ts, times = arguments.check_times(_without_inference(ts), flat)
+        chosen_solver = arguments.check_solver(solver)
+        chosen_controller = arguments.check_controller(controller, chosen_solver)
+        where, function = arguments.check_save(save)
+        problem = Problem(
+            field=Field(field, layout, leaf.dtype, arguments.check_args(args)),
+            y0=flat,
+            ts=tensor_ts,
+            times=times,
+            solver=chosen_solver,
+            controller=chosen_controller,
+            error=arguments.check_error_norm(norm, rtol, atol, y0, layout, flat, chosen_controller),
+            jumps=arguments.check_jumps(jumps),
+            params=None if params is None else chosen(params),
+            save=where,
+            dense=dense,
+            record=record,
+            progress=progress,
+            throw=throw,
+            max_steps=arguments.check_max_steps(max_steps),
+        )
+        if not isinstance(adjoint, Adjoint):
+            raise TypeError(f"adjoint: expected an Adjoint such as sn.Replay(), found {arguments.found(adjoint)}")
+        return _solution(problem, adjoint.run(problem), leaf.dtype, function)
+
+
+def _solution(
+    problem: Problem, result: Forward, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
+) -> Solution:
+    layout = problem.field.layout
+    ys = layout.unpack(result.ys.to(dtype), lead=1)
+    if function is not None:
+        ys = _apply(function, result.ts, result.ys.to(dtype), layout)
+    dense = None
+    if result.coefficients is not None:
+        dense = DenseSolution(_knots(problem, result), result.coefficients, layout, dtype)
+    return Solution(
+        ts=result.ts,
+        ys=ys,
+        stats=result.stats,
+        status=Status.of(result.error),
+        error=result.error,
+        dense=dense,
+        record=result.record,
+    )
+
+
+def _apply(function: Callable[[Tensor, Any], Any], ts: Tensor, ys: Tensor, layout: Layout) -> Any:
+    """Stack function(t, y) over the outputs, leaf by leaf."""
+    results = [function(t, layout.unpack(y)) for t, y in zip(ts, ys, strict=True)]
+    leaves = []
+    node = None
+    for result in results:
+        named, node = flatten(result, "save(t, y)")
+        for name, leaf in named:
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"{name}: expected a tensor, found {type(leaf).__name__}")
+        leaves.append([leaf for _, leaf in named])
+    if node is None:
+        return ys
+    return unflatten(node, iter([torch.stack(column) for column in zip(*leaves, strict=True)]))
+
+
+def _knots(problem: Problem, result: Forward) -> Tensor:
+    """The ends of the steps as a tensor that moves with ts[0] and ts[-1] as the steps do."""
+    plans, ts = result.plans, problem.ts
+    wide = torch.float32 if ts.device.type == "mps" else torch.float64
+    if not plans:
+        return torch.tensor([problem.times[0]] * 2, dtype=wide, device=problem.y0.device)
+    knots = torch.tensor([plans[0].t0, *(plan.t1 for plan in plans)], dtype=wide, device=problem.y0.device)
+    if not ts.requires_grad:
+        return knots
+    # t1 moves with ts[0] if t0 does and the step does not land.
+    with_start = [True, *(plan.floating and not plan.landing for plan in plans)]
+    with_end = [False, *(plan.final for plan in plans)]
+    shift = (ts - ts.detach()).to(knots)
+    moves = torch.tensor([with_start, with_end], dtype=wide, device=knots.device)
+    return knots + moves[0] * shift[0] + moves[1] * shift[-1]
+
+
+@contextlib.contextmanager
+def _normal_tensors():
+    """Inside inference mode, solve outside of it: a field may take a gradient of its own (a Hamiltonian's, say)."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _without_inference(tree: Any) -> Any:
+    leaves, node = flatten(tree)
+    values = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for _, x in leaves]
+    return unflatten(node, iter(values))

@@ -1,0 +1,43 @@
+"""What the loop expects of a solver."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+Slope = Callable[[float, Tensor], Tensor]
+
+
+class Solver(ABC):
+    """A one-step method.
+
+    To write one, provide:
+
+    1. `order`: the order of convergence of the solution;
+    2. `error_order`: the power of dt in the local error that is estimated, or `None` without an estimate;
+    3. `error_needs_end_slope`: whether the estimate reads f(t1, y1) (the first-same-as-last trick);
+    4. `step(slope, dt, y0, k1)`: the new state and the slopes; `slope(c, y)` evaluates the field at node c of the step;
+    5. `error(dt, slopes)`: the estimate; `slopes` are those of `step`, then f(t1, y1) if it is needed;
+    6. `interpolant`: the matrix of the continuous extension over the slopes of `step` and, where it
+       reads that, f(t1, y1).
+
+    All of them are pure: tensors in, tensors out, nothing in place, dt a host float or a 0-d tensor.
+    """
+
+    order: int
+    error_order: int | None
+    error_needs_end_slope: bool
+    interpolant: Sequence[Sequence[float]]
+
+    @property
+    def name(self) -> str:
+        """What it is called in `solve(solver=...)` and in messages."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def step(self, slope: Slope, dt: float | Tensor, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]: ...
+
+    @abstractmethod
+    def error(self, dt: float | Tensor, slopes: Sequence[Tensor]) -> Tensor: ...

@@ -1,0 +1,140 @@
+"""Explicit Runge–Kutta methods: one step function over a tableau."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .. import tableaux
+from ..combination import SparseWeights, combine, scaled_sum, sparse
+from ..tableaux import Tableau
+from .base import Slope, Solver
+
+
+def runge_kutta_step(
+    nodes: Sequence[float],
+    rows: Sequence[SparseWeights],
+    weights: SparseWeights,
+    slope: Slope,
+    dt: float | Tensor,
+    y0: Tensor,
+    k1: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    r"""One explicit Runge–Kutta step,
+
+    $$k_i = f\Big(t_0 + c_i\,dt,\; y_0 + dt \sum_{j<i} a_{ij} k_j\Big), \qquad y_1 = y_0 + dt \sum_i b_i k_i.$$
+
+    The first slope is given, since it is usually known from the step before.
+    """
+    stages = [k1]
+    for c, row in zip(nodes[1:], rows[1:], strict=True):
+        stages.append(slope(c, combine(y0, dt, row, stages)))
+    return combine(y0, dt, weights, stages), stages
+
+
+class ExplicitRungeKutta(Solver):
+    """An explicit Runge–Kutta method given by its [`Tableau`][seminode.tableaux.Tableau]."""
+
+    tableau: ClassVar[Tableau]
+    _rows: ClassVar[tuple[SparseWeights, ...]]
+    _weights: ClassVar[SparseWeights]
+    _error_weights: ClassVar[SparseWeights]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        tableau = cls.tableau
+        cls.order = tableau.order
+        cls.error_order = None if tableau.e is None else tableau.error_order
+        cls.error_needs_end_slope = tableau.fsal
+        # Without the end slope's row where it is zero: then a polynomial costs no evaluation.
+        cls.interpolant = tableau.interpolant[: None if tableau.interpolant_reads_end else -1]
+        cls._rows = tuple(sparse(row) for row in tableau.a)
+        cls._weights = sparse(tableau.b)
+        cls._error_weights = sparse(tableau.e or ())
+
+    @property
+    def name(self) -> str:
+        return self.tableau.name
+
+    def step(self, slope: Slope, dt: float | Tensor, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return runge_kutta_step(self.tableau.c, self._rows, self._weights, slope, dt, y0, k1)
+
+    def error(self, dt: float | Tensor, slopes: Sequence[Tensor]) -> Tensor:
+        return scaled_sum(dt, self._error_weights, slopes)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class Euler(ExplicitRungeKutta):
+    """Euler's method, order 1. Fixed steps only."""
+
+    tableau = tableaux.EULER
+
+
+class Midpoint(ExplicitRungeKutta):
+    """The explicit midpoint rule, order 2. Fixed steps only."""
+
+    tableau = tableaux.MIDPOINT
+
+
+class Heun(ExplicitRungeKutta):
+    """Heun's method (explicit trapezoidal rule), order 2. Fixed steps only; see `AdaptiveHeun`."""
+
+    tableau = tableaux.HEUN
+
+
+class Ralston(ExplicitRungeKutta):
+    """Ralston's method, order 2 with the smallest error bound. Fixed steps only."""
+
+    tableau = tableaux.RALSTON
+
+
+class RK4(ExplicitRungeKutta):
+    """The classical method of Runge and Kutta, order 4. Fixed steps only."""
+
+    tableau = tableaux.RK4
+
+
+class Bosh3(ExplicitRungeKutta):
+    """Bogacki and Shampine's pair of order 3(2): for loose tolerances."""
+
+    tableau = tableaux.BOSH3
+
+
+class AdaptiveHeun(ExplicitRungeKutta):
+    """Heun's method with Euler's embedded in it, order 2(1)."""
+
+    tableau = tableaux.ADAPTIVE_HEUN
+
+
+class Fehlberg2(ExplicitRungeKutta):
+    """Fehlberg's pair of order 2(1)."""
+
+    tableau = tableaux.FEHLBERG2
+
+
+class Dopri5(ExplicitRungeKutta):
+    """Dormand and Prince's pair of order 5(4) with Shampine's error weights: the default."""
+
+    tableau = tableaux.DOPRI5
+
+
+class Tsit5(ExplicitRungeKutta):
+    """Tsitouras's pair of order 5(4): often a little cheaper than `Dopri5` at the same accuracy."""
+
+    tableau = tableaux.TSIT5
+
+
+class Dopri8(ExplicitRungeKutta):
+    """Prince and Dormand's pair of order 8(7): for tight tolerances."""
+
+    tableau = tableaux.DOPRI8

@@ -1,0 +1,119 @@
+"""Structures of tensors and the one flat tensor, with named segments, that a solver works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Node:
+    """The shape of a nesting: a leaf (``build is None``) or a container with its children."""
+
+    build: Callable[[list[Any]], Any] | None = None
+    children: tuple[Node, ...] = ()
+
+
+LEAF = Node()
+
+
+def flatten(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Node]:
+    """Leaves of nested tuples, lists and dicts, each with its path, and the nesting itself.
+
+    >>> flatten({"q": 1, "p": (2, 3)}, "y")[0]
+    [("y['q']", 1), ("y['p'][0]", 2), ("y['p'][1]", 3)]
+    """
+    if isinstance(tree, dict):
+        keys = list(tree)
+        kind = type(tree)
+        items = [(f"{name}[{key!r}]", tree[key]) for key in keys]
+
+        def build(children: list[Any]) -> Any:
+            return kind(zip(keys, children, strict=True))
+    elif isinstance(tree, tuple | list):
+        kind = type(tree)
+        items = [(f"{name}[{i}]", child) for i, child in enumerate(tree)]
+        named = hasattr(tree, "_fields")
+
+        def build(children: list[Any]) -> Any:
+            return kind(*children) if named else kind(children)
+    else:
+        return [(name, tree)], LEAF
+    leaves: list[tuple[str, Any]] = []
+    nodes: list[Node] = []
+    for path, child in items:
+        below, node = flatten(child, path)
+        leaves += below
+        nodes.append(node)
+    return leaves, Node(build, tuple(nodes))
+
+
+def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
+    """The inverse of `flatten`; takes as many leaves from the iterator as the nesting has."""
+    if node.build is None:
+        return next(leaves)
+    return node.build([unflatten(child, leaves) for child in node.children])
+
+
+def same_nesting(a: Any, b: Any) -> bool:
+    """Whether two structures nest alike (kinds of containers, lengths and keys)."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same_nesting(a[k], b[k]) for k in a)
+    if isinstance(a, tuple | list):
+        kinds = isinstance(b, tuple) if isinstance(a, tuple) else isinstance(b, list)
+        return kinds and len(a) == len(b) and all(map(same_nesting, a, b))
+    return not isinstance(b, dict | tuple | list)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each leaf of a structure sits in the flat tensor.
+
+    A single tensor is its own flat tensor: it keeps its shape and memory layout, and `pack` and
+    `unpack` return it untouched.
+    """
+
+    node: Node
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, tree: Any, name: str = "y") -> Layout:
+        leaves, node = flatten(tree, name)
+        return cls(node, tuple(n for n, _ in leaves), tuple(leaf.shape for _, leaf in leaves))
+
+    @property
+    def single(self) -> bool:
+        return self.node.build is None
+
+    def pack(self, tree: Any) -> Tensor:
+        """One flat tensor out of a structure with this layout."""
+        if self.single:
+            return tree
+        return torch.cat([leaf.reshape(-1) for _, leaf in flatten(tree)[0]])
+
+    def segments(self, flat: Tensor, lead: int = 0) -> list[Tensor]:
+        """The leaves as views of a flat tensor that may have `lead` further axes in front."""
+        if self.single:
+            return [flat]
+        front = flat.shape[:lead]
+        sizes = [shape.numel() for shape in self.shapes]
+        pieces = flat.split(sizes, dim=lead)
+        return [piece.reshape(front + shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def unpack(self, flat: Tensor, lead: int = 0) -> Any:
+        """The structure back from a flat tensor."""
+        if self.single:
+            return flat
+        return unflatten(self.node, iter(self.segments(flat, lead)))
+
+    def culprit(self, flat: Tensor) -> str | None:
+        """Name of the first leaf that holds a NaN or an infinity."""
+        for name, leaf in zip(self.names, self.segments(flat), strict=True):
+            if not bool(torch.isfinite(leaf).all()):
+                return name
+        return None
