@@ -1,17 +1,34 @@
 """Linear combinations of slopes, y + dt·Σ wᵢkᵢ: the arithmetic under every Runge–Kutta method.
 
-Weights are host floats. A host float dt is folded into them, so that each term is one fused multiply-add kernel; a
-tensor dt (a differentiable or traced one) multiplies the finished sum.
+Weights and dt are host floats, so that each term is one fused multiply-add kernel. Where the derivative with respect
+to dt is wanted, a zero-valued tensor is added to it: values stay the same to the last bit, and so do the steps that
+follow from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 SparseWeights = tuple[tuple[int, float], ...]
+
+
+class MovingStep(NamedTuple):
+    """A step size to be differentiated: its value, and a tensor that is zero and carries the derivative."""
+
+    value: float
+    shift: Tensor
+
+
+StepSize: TypeAlias = float | MovingStep
+
+
+def length(dt: StepSize) -> float | Tensor:
+    """A step size as a number or, if it is differentiated, as a tensor."""
+    return dt.value + dt.shift if isinstance(dt, MovingStep) else dt
 
 
 def sparse(weights: Iterable[float]) -> SparseWeights:
@@ -31,14 +48,21 @@ def weighted_sum(weights: SparseWeights, slopes: Sequence[Tensor], factor: float
     return _accumulate(torch.mul(slopes[i], w * factor), factor, weights[1:], slopes)
 
 
-def combine(y: Tensor, dt: float | Tensor, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
+def combine(y: Tensor, dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
     """y + dt·Σ wᵢkᵢ."""
     if not weights:
         return y
-    if isinstance(dt, float):
-        i, w = weights[0]
-        return _accumulate(torch.add(y, slopes[i], alpha=w * dt), dt, weights[1:], slopes)
-    return y + dt * weighted_sum(weights, slopes)
+    if isinstance(dt, MovingStep):
+        return combine(y, dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
+    i, w = weights[0]
+    return _accumulate(torch.add(y, slopes[i], alpha=w * dt), dt, weights[1:], slopes)
+
+
+def scaled_sum(dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
+    """dt·Σ wᵢkᵢ."""
+    if isinstance(dt, MovingStep):
+        return weighted_sum(weights, slopes, dt.value) + dt.shift * weighted_sum(weights, slopes)
+    return weighted_sum(weights, slopes, dt)
 
 
 def _accumulate(total: Tensor, factor: float, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
@@ -50,10 +74,3 @@ def _accumulate(total: Tensor, factor: float, weights: SparseWeights, slopes: Se
     for i, w in weights:
         total.add_(slopes[i], alpha=w * factor)
     return total
-
-
-def scaled_sum(dt: float | Tensor, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
-    """dt·Σ wᵢkᵢ."""
-    if isinstance(dt, float):
-        return weighted_sum(weights, slopes, dt)
-    return dt * weighted_sum(weights, slopes)

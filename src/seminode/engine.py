@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .combination import MovingStep, StepSize, length
 from .field import Field, Purity
 from .interpolation import coefficients, evaluate
 from .observers import Tally
@@ -59,7 +60,7 @@ class Step:
         engine: Eager,
         plan: Plan,
         shift: tuple[Tensor, Tensor] | None,
-        dt: float | Tensor,
+        dt: StepSize,
         y0: Tensor,
         y1: Tensor,
         stages: list[Tensor],
@@ -88,7 +89,7 @@ class Step:
     def error(self) -> Tensor:
         """The estimate of the local error."""
         solver = self._engine.solver
-        return solver.error(self.dt, self.slopes() if solver.error_needs_end_slope else self.stages)
+        return solver.error(self.plan.dt, self.slopes() if solver.error_needs_end_slope else self.stages)
 
     def at(self, times: Sequence[float], moved: Tensor | None = None) -> Tensor:
         """The step's polynomial at several times, stacked; `moved` carries the derivative with respect to them."""
@@ -98,7 +99,7 @@ class Step:
             xs: Sequence[float] | Tensor = [(t - t0) / dt for t in times]
         else:
             ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
-            xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / self.dt
+            xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
         return evaluate(matrix, self.y0, self.dt, self._interpolated(), xs)
 
     def coefficients(self) -> Tensor:
@@ -157,13 +158,13 @@ class Eager:
             k1 = self.start_slope(plan, y0)
         if self._shifts is None:
             shift = None
-            dt: float | Tensor = plan.dt
+            dt: StepSize = plan.dt
 
             def slope(c: float, y: Tensor) -> Tensor:
                 return self.slope(plan.stage_time(c), y)
         else:
             shift = start, end = self._shifts.of(plan)
-            dt = plan.dt + (end - start)
+            dt = MovingStep(plan.dt, end - start)
 
             def slope(c: float, y: Tensor) -> Tensor:
                 return self.slope(plan.stage_time(c), y, (1.0 - c) * start + c * end)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .combination import combine, scaled_sum, sparse
+from .combination import StepSize, combine, length, scaled_sum, sparse
 from .state import Layout
 
 Matrix = Sequence[Sequence[float]]
@@ -30,7 +30,7 @@ def weights_at(matrix: Matrix, x: float) -> list[float]:
 
 
 def evaluate(
-    matrix: Matrix, y0: Tensor, dt: float | Tensor, slopes: Sequence[Tensor], xs: Sequence[float] | Tensor
+    matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tensor], xs: Sequence[float] | Tensor
 ) -> Tensor:
     """p(x) for several x at once, stacked in front; a tensor of x is differentiated."""
     if isinstance(xs, Tensor):
@@ -42,10 +42,10 @@ def evaluate(
         rows = [weights_at(matrix, x) for x in xs]
         weights = torch.tensor(rows, dtype=_real(slopes[0].dtype), device=y0.device)
     stacked = torch.stack(list(slopes))
-    return y0 + dt * torch.tensordot(weights.to(stacked.dtype), stacked, 1)
+    return y0 + length(dt) * torch.tensordot(weights.to(stacked.dtype), stacked, 1)
 
 
-def coefficients(matrix: Matrix, y0: Tensor, dt: float | Tensor, slopes: Sequence[Tensor]) -> Tensor:
+def coefficients(matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
     """The coefficients of p as a polynomial in x, constant first, stacked in front."""
     columns = zip(*matrix, strict=True)
     return torch.stack([y0, *(scaled_sum(dt, sparse(column), slopes) for column in columns)])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from ..combination import StepSize
+
 Slope = Callable[[float, Tensor], Tensor]
 
 
@@ -23,7 +25,7 @@ class Solver(ABC):
     6. `interpolant`: the matrix of the continuous extension over the slopes of `step` and, where it
        reads that, f(t1, y1).
 
-    All of them are pure: tensors in, tensors out, nothing in place, dt a host float or a 0-d tensor.
+    All of them are pure: tensors in, tensors out, nothing in place.
     """
 
     order: int
@@ -37,7 +39,7 @@ class Solver(ABC):
         return type(self).__name__.lower()
 
     @abstractmethod
-    def step(self, slope: Slope, dt: float | Tensor, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]: ...
+    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]: ...
 
     @abstractmethod
-    def error(self, dt: float | Tensor, slopes: Sequence[Tensor]) -> Tensor: ...
+    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor: ...

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from .. import tableaux
-from ..combination import SparseWeights, combine, scaled_sum, sparse
+from ..combination import SparseWeights, StepSize, combine, scaled_sum, sparse
 from ..tableaux import Tableau
 from .base import Slope, Solver
 
@@ -18,7 +18,7 @@ def runge_kutta_step(
     rows: Sequence[SparseWeights],
     weights: SparseWeights,
     slope: Slope,
-    dt: float | Tensor,
+    dt: StepSize,
     y0: Tensor,
     k1: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -58,10 +58,10 @@ class ExplicitRungeKutta(Solver):
     def name(self) -> str:
         return self.tableau.name
 
-    def step(self, slope: Slope, dt: float | Tensor, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
         return runge_kutta_step(self.tableau.c, self._rows, self._weights, slope, dt, y0, k1)
 
-    def error(self, dt: float | Tensor, slopes: Sequence[Tensor]) -> Tensor:
+    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
 
     def __repr__(self) -> str:
