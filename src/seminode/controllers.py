@@ -19,6 +19,9 @@ from .problem import Plan
 
 History = tuple[float, ...]
 
+#: A step that is cut by more than this to land somewhere is not used to predict the next one.
+SLIVER = 20.0
+
 
 class Verdict(NamedTuple):
     """What a controller says about a step: keep it or not, how long the next one may be, what to remember."""
@@ -108,7 +111,10 @@ class Adaptive(Controller):
         if ratio > 1.0 and not forced:
             factor = max(self.factor_min, self.safety * ratio ** (-1.0 / order))
             return Verdict(False, self._clip(dt * min(factor, 1.0)), history)
-        # A step cut short to land may grow back at once to what had been proposed, if its error allows.
+        if proposal > SLIVER * dt:
+            # Cut to a sliver to land somewhere: its error is rounding, and says nothing about a full step.
+            return Verdict(True, self._clip(proposal), history)
+        # A step cut short may grow back at once to what had been proposed, if its error allows.
         limit = max(self.factor_max, proposal / dt)
         factor = limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
         return Verdict(True, self._clip(dt * factor), (ratio, *history[:-1]))
@@ -317,7 +323,7 @@ class Pace:
 
     def begin(self, proposal: float) -> None:
         """Set the first step."""
-        self._proposal = min(proposal, self.controller.dt_max)
+        self._proposal = min(max(proposal, self.controller.dt_min), self.controller.dt_max)
 
     def next(self) -> Plan | None:
         """The next step, or `None` at the end."""

@@ -1,0 +1,204 @@
+"""Step-size control, against a transcription of its rules and against torchdiffeq."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import seminode as sn
+from seminode.controllers import Pace, neighbours
+
+
+def field(t: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([y[1] * (1 + 0.3 * torch.sin(5 * t)), -3 * torch.sin(y[0])])
+
+
+Y0 = torch.tensor([1.2, 0.0], dtype=torch.float64)
+
+
+def published(rtol: float, atol: float, end: float) -> tuple[list[float], int]:
+    """The accepted steps and the rejections of the elementary controller, written out in full with dopri5 by hand."""
+    a = [
+        [],
+        [1 / 5],
+        [3 / 40, 9 / 40],
+        [44 / 45, -56 / 15, 32 / 9],
+        [19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729],
+        [9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656],
+        [35 / 384, 0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84],
+    ]
+    c = [0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1, 1]
+    hat = [1951 / 21600, 0, 22642 / 50085, 451 / 720, -12231 / 42400, 649 / 6300, 1 / 60]
+
+    def norm(x: Tensor) -> float:
+        return float((x**2).mean().sqrt())
+
+    def f(t: float, y: Tensor) -> Tensor:
+        return field(torch.tensor(t, dtype=torch.float64), y)
+
+    y, t, k1 = Y0, 0.0, f(0.0, Y0)
+    scale = atol + rtol * y.abs()
+    d0, d1 = norm(y / scale), norm(k1 / scale)
+    h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
+    d2 = norm((f(h0, y + h0 * k1) - k1) / scale) / h0
+    h1 = max(1e-6, 1e-3 * h0) if d1 <= 1e-15 and d2 <= 1e-15 else (0.01 / max(d1, d2)) ** (1 / 5)
+    dt, steps, rejected = min(100 * h0, h1), [], 0
+    while t < end:
+        dt = min(dt, end - t)
+        ks = [k1]
+        for i in range(1, 7):
+            ks.append(f(t + c[i] * dt, y + dt * sum(w * k for w, k in zip(a[i], ks, strict=True))))
+        y1 = y + dt * sum(w * k for w, k in zip(a[6], ks, strict=False))
+        error = dt * sum((b - bh) * k for b, bh, k in zip([*a[6], 0], hat, ks, strict=True))
+        r = norm(error / (atol + rtol * torch.maximum(y.abs(), y1.abs())))
+        floor = 1.0 if r < 1 else 0.2
+        factor = 10.0 if r == 0 else min(10.0, max(0.9 * r ** (-1 / 5), floor))
+        if r <= 1:
+            steps.append(dt)
+            t, y, k1 = (end if t + dt >= end else t + dt), y1, ks[6]
+        else:
+            rejected += 1
+        dt *= factor
+    return steps, rejected
+
+
+@pytest.mark.parametrize("rtol", [1e-2, 1e-4, 1e-7])
+def test_integral_controller_is_the_published_one(rtol: float) -> None:
+    steps, rejected = published(rtol, 1e-2 * rtol, 6.0)
+    sol = sn.solve(field, Y0, [0.0, 6.0], rtol=rtol, atol=1e-2 * rtol, record=True)
+    assert sol.record is not None
+    assert sol.stats.rejected == rejected
+    assert [plan.dt for plan in sol.record.accepted] == pytest.approx(steps, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_same_steps_as_torchdiffeq(seed: int) -> None:
+    """Same NFE but for the last step, which torchdiffeq lets run past the end."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    y0 = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    calls: list[float] = []
+
+    def random_field(t: Tensor, y: Tensor) -> Tensor:
+        calls.append(float(t))
+        return torch.tanh(y @ w) * torch.cos(t) - 0.1 * y
+
+    ts = torch.tensor([0.0, 5.0], dtype=torch.float64)
+    with torch.no_grad():
+        sol = sn.solve(random_field, y0, ts, rtol=1e-5, atol=1e-7)
+        ours = len(calls)
+        calls.clear()
+        theirs_ys = torchdiffeq.odeint(random_field, y0, ts, rtol=1e-5, atol=1e-7)
+    assert ours == sol.stats.nfe
+    assert abs(len(calls) - ours) <= 6  # a last step that is cut short may pass where the long one fails
+    assert torch.allclose(sol.ys[-1], theirs_ys[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", sn.PID.PRESETS)
+def test_presets_solve_and_differ(preset: str) -> None:
+    sol = sn.solve(field, Y0, [0.0, 6.0], rtol=1e-6, atol=1e-8, controller=sn.PID.preset(preset), record=True)
+    plain = sn.solve(field, Y0, [0.0, 6.0], rtol=1e-6, atol=1e-8, record=True)
+    tight = sn.solve(field, Y0, [0.0, 6.0], rtol=1e-11, atol=1e-12)
+    assert torch.allclose(sol.ys[-1], tight.ys[-1], atol=1e-4)
+    assert sol.record is not None
+    assert plain.record is not None
+    assert [p.dt for p in sol.record.accepted] != [p.dt for p in plain.record.accepted]
+    assert sol.stats.rejected <= plain.stats.rejected
+
+
+def test_coefficients_of_the_presets() -> None:
+    """Söderlind's table: the exponents (β1, β2, β3) of the error ratios."""
+    betas = {}
+    for name, (p, i, d) in sn.PID.PRESETS.items():
+        betas[name] = (p + i + d, -(p + 2 * d), d)
+    assert betas["H211PI"] == pytest.approx((1 / 6, 1 / 6, 0))
+    assert betas["H312PID"] == pytest.approx((1 / 18, 1 / 9, 1 / 18))
+    assert betas["PI33"] == pytest.approx((2 / 3, -1 / 3, 0))
+    assert betas["PI34"] == pytest.approx((0.7, -0.4, 0))
+    assert betas["PI42"] == pytest.approx((0.6, -0.2, 0))
+
+
+def test_pid_with_only_an_integral_part_is_integral_without_its_floor() -> None:
+    pid, integral = sn.PID(pcoeff=0.0, icoeff=1.0), sn.Integral()
+    for ratio in (1e-4, 0.3, 0.5):
+        assert pid.judge(0.1, 0.1, ratio, 5, (1.0, 1.0)).proposal == pytest.approx(
+            integral.judge(0.1, 0.1, ratio, 5, (1.0, 1.0)).proposal
+        )
+    assert pid.judge(0.1, 0.1, 0.9, 5, (1.0, 1.0)).proposal < 0.1
+    assert integral.judge(0.1, 0.1, 0.9, 5, (1.0, 1.0)).proposal == 0.1
+
+
+@given(ratio=st.floats(0.0, 1e12), dt=st.floats(1e-6, 10.0))
+def test_verdicts_stay_inside_their_limits(ratio: float, dt: float) -> None:
+    for controller in (sn.Integral(), *map(sn.PID.preset, sn.PID.PRESETS)):
+        verdict = controller.judge(dt, dt, ratio, 5, (1.0, 1.0))
+        assert verdict.accept == (ratio <= 1.0)
+        assert 0.2 * dt * (1 - 1e-12) <= verdict.proposal <= 10 * dt * (1 + 1e-12)
+        if not verdict.accept:
+            assert verdict.proposal < dt
+
+
+@pytest.mark.parametrize("ratio", [math.nan, math.inf])
+def test_what_is_not_finite_is_rejected(ratio: float) -> None:
+    assert sn.Integral().judge(1.0, 1.0, ratio, 5, (1.0, 1.0)) == (False, 0.2, (1.0, 1.0))
+
+
+def test_bounds_on_the_step() -> None:
+    sol = sn.solve(field, Y0, [0.0, 3.0], rtol=1e-3, controller=sn.Integral(dt_max=0.05), record=True)
+    assert sol.record is not None
+    assert max(p.dt for p in sol.record.accepted) == pytest.approx(0.05)
+    forced = sn.Integral(dt_min=0.2, at_dt_min="accept")
+    sol = sn.solve(field, Y0, [0.0, 3.0], rtol=1e-10, atol=1e-12, controller=forced, record=True)
+    assert sol.record is not None
+    assert all(p.dt >= 0.2 - 1e-12 for p in sol.record.accepted[:-1])
+    with pytest.raises(sn.StepSizeUnderflow):
+        sn.solve(field, Y0, [0.0, 3.0], rtol=1e-10, atol=1e-12, controller=sn.Integral(dt_min=0.2))
+
+
+@pytest.mark.parametrize("controller", [sn.Integral(step_to=(0.3, 1.1)), sn.FixedStep(0.2, step_to=(0.3, 1.1))])
+def test_step_to_times(controller: Any) -> None:
+    """Steps end there, with no further evaluation."""
+    options = {"rtol": 1e-3} if controller.adaptive else {}
+    sol = sn.solve(field, Y0, [0.0, 2.0], controller=controller, record=True, **options)
+    assert sol.record is not None
+    ends = {p.t1 for p in sol.record.accepted}
+    assert {0.3, 1.1} <= ends
+    assert sol.stats.jumps == 0
+    probe = 2 if controller.adaptive else 0
+    assert sol.stats.nfe == probe + 6 * (sol.stats.accepted + sol.stats.rejected)
+
+
+def test_fixed_steps_land_on_the_end_without_slivers() -> None:
+    for end, dt, n in ((1.0, 0.1, 10), (0.3, 0.1, 3), (1.0, 0.3, 4), (1e4, 0.1, 100_000)):
+        pace = Pace(sn.FixedStep(dt), 5, [0.0, end], [], torch.float64)
+        count = 0
+        while (plan := pace.next()) is not None:
+            assert pace.judge(plan, math.nan)
+            count += 1
+        assert count == n
+
+
+def test_prescribed_steps_repeat_a_recorded_solve() -> None:
+    options: dict[str, Any] = {"jumps": [1.0], "record": True}
+    first = sn.solve(field, Y0, [0.0, 3.0], rtol=1e-5, **options)
+    assert first.record is not None
+    again = sn.solve(field, Y0, [0.0, 3.0], controller=sn.PrescribedSteps.recorded(first.record.accepted), **options)
+    assert again.record is not None
+    assert [p[:3] for p in again.record.accepted] == [p[:3] for p in first.record.accepted]
+    assert torch.equal(first.ys, again.ys)
+
+
+@settings(max_examples=50, deadline=None)
+@given(t=st.floats(-1e6, 1e6, width=32))
+def test_neighbours(t: float) -> None:
+    for dtype in (torch.float32, torch.float64):
+        below, above = neighbours(t, dtype)
+        at = torch.tensor(t, dtype=dtype)
+        assert torch.tensor(below, dtype=dtype) < at < torch.tensor(above, dtype=dtype)

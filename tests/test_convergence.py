@@ -1,0 +1,96 @@
+"""Measured orders of convergence of every solver and every interpolant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import seminode as sn
+from seminode.solvers import BY_NAME, ExplicitRungeKutta
+
+END = 5.0
+
+
+def exact(t: Tensor) -> Tensor:
+    angle = 1.25 * (t + 0.5 * torch.sin(t))
+    return torch.stack([torch.cos(angle) + 0.5 * torch.sin(angle), 0.5 * torch.cos(angle) - torch.sin(angle)], -1)
+
+
+def field(t: Tensor, y: Tensor) -> Tensor:
+    """A rotation whose speed depends on the radius, so that an error of the radius feeds the angle, and on time."""
+    u, v = y
+    speed = (u**2 + v**2) * (1.0 + 0.5 * torch.cos(t))
+    return torch.stack([speed * v, -speed * u])
+
+
+#: Numbers of steps at which errors are neither above the asymptotic range nor below rounding.
+STEPS = {1: (400, 1600), 2: (100, 800), 3: (80, 640), 4: (40, 320), 5: (200, 800), 8: (28, 70)}
+#: The same for the sup norm, by the order of what is measured.
+DENSE_STEPS = {1: (400, 1600), 2: (100, 800), 3: (80, 640), 4: (80, 640), 5: (200, 800), 6: (40, 160)}
+
+
+def slope(low: int, high: int, error: Callable[[int], float]) -> float:
+    """Least-squares slope of log error against log steps."""
+    counts = [round(low * (high / low) ** (i / 5)) for i in range(6)]
+    x = [math.log(n) for n in counts]
+    y = [math.log(error(n)) for n in counts]
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    return -sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+def run(solver: str, steps: int, dense: bool = False) -> sn.Solution:
+    start = exact(torch.tensor(0.0, dtype=torch.float64))
+    with torch.no_grad():
+        return sn.solve(
+            field,
+            start,
+            [0.0, END],
+            solver=solver,
+            controller=sn.FixedStep(END / steps),
+            dense=dense,
+            save="steps",
+        )
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_order_of_the_solution(name: str) -> None:
+    order = BY_NAME[name]().order
+
+    def error(n: int) -> float:
+        """At the ends of all steps: at a single time errors of either sign may cancel."""
+        sol = run(name, n)
+        return float((sol.ys - exact(sol.ts)).abs().max())
+
+    assert slope(*STEPS[order], error) == pytest.approx(order, abs=0.2)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_order_of_the_interpolant(name: str) -> None:
+    solver = BY_NAME[name]()
+    assert isinstance(solver, ExplicitRungeKutta)
+    expected = min(solver.order, solver.tableau.interpolant_order + 1)
+    times = torch.linspace(0.0, END, 2003, dtype=torch.float64)
+    reference = exact(times)
+
+    def error(n: int) -> float:
+        dense = run(name, n, dense=True).dense
+        assert dense is not None
+        return float((dense(times) - reference).abs().max())
+
+    assert slope(*DENSE_STEPS[expected], error) == pytest.approx(expected, abs=0.2)
+
+
+@pytest.mark.parametrize("name", [name for name, solver in BY_NAME.items() if solver.error_order is not None])
+def test_adaptive_errors_follow_the_tolerance(name: str) -> None:
+    start = exact(torch.tensor(0.0, dtype=torch.float64))
+    times = torch.linspace(0.0, END, 7, dtype=torch.float64)
+    # Fehlberg's first-order formula is so good that it flatters the second-order one that is advanced.
+    bound = 3e3 if name == "fehlberg2" else 300
+    for rtol in (1e-4, 1e-6):
+        sol = sn.solve(field, start, times, solver=name, rtol=rtol, atol=rtol)
+        error = float((sol.ys - exact(times)).abs().max())
+        assert 1e-3 * rtol < error < bound * rtol

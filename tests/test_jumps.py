@@ -1,0 +1,135 @@
+"""Discontinuities in time: steps end on them, and the field is asked on the right side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seminode as sn
+
+
+def switched(jump: float, seen: list[float] | None = None, inclusive: bool = False) -> Any:
+    """y' = −y + 1 before the jump, −y − 1 after it."""
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        if seen is not None:
+            seen.append(float(t))
+        before = t <= jump if inclusive else t < jump
+        return -y + torch.where(before, 1.0, -1.0).to(y.dtype)
+
+    return field
+
+
+def exact(jump: float, end: float, start: float = 2.0) -> float:
+    at_jump = 1.0 + (start - 1.0) * math.exp(-jump)
+    return -1.0 + (at_jump + 1.0) * math.exp(-(end - jump))
+
+
+@pytest.mark.parametrize("inclusive", [False, True], ids=["<", "<="])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("jump", [0.3, 0.5, 1.0 / 3.0])
+def test_solution_across_a_jump(jump: float, dtype: torch.dtype, inclusive: bool) -> None:
+    y0 = torch.full((1,), 2.0, dtype=dtype)
+    rtol = 1e-9 if dtype == torch.float64 else 1e-5
+    sol = sn.solve(switched(jump, inclusive=inclusive), y0, [0.0, 1.0], jumps=[jump], rtol=rtol, atol=rtol)
+    assert sol.stats.rejected <= 1  # after the jump the solution moves faster than before it
+    assert sol.stats.jumps == 1
+    assert float(sol.ys[-1]) == pytest.approx(exact(jump, 1.0), rel=10 * rtol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_backwards_in_time(dtype: torch.dtype) -> None:
+    jump, end = 0.3, torch.full((1,), exact(0.3, 1.0), dtype=dtype)
+    rtol = 1e-9 if dtype == torch.float64 else 1e-5
+    sol = sn.solve(switched(jump), end, [1.0, 0.0], jumps=[jump], rtol=rtol, atol=rtol)
+    assert sol.stats.rejected == 0
+    assert float(sol.ys[-1]) == pytest.approx(2.0, rel=100 * rtol)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_field_is_asked_just_beside_the_jump(dtype: torch.dtype, sign: float) -> None:
+    seen: list[float] = []
+    jump = 0.5 * sign
+    sol = sn.solve(
+        switched(jump, seen),
+        torch.ones(1, dtype=dtype),
+        [0.0, sign],
+        jumps=[jump],
+        solver="dopri5",
+        controller=sn.FixedStep(0.5),
+    )
+    at = torch.tensor(jump, dtype=dtype)
+    before = float(torch.nextafter(at, torch.tensor(-sign * math.inf, dtype=dtype)))
+    after = float(torch.nextafter(at, torch.tensor(sign * math.inf, dtype=dtype)))
+    first, second = seen[:7], seen[7:]
+    assert jump not in seen
+    # The two stages at c = 1 (the end slope is made for nobody here, so only the fifth one) and the re-evaluation.
+    assert before in first
+    assert second[0] == after or first[-1] == after
+    assert sum(t == after for t in seen) == 1
+    assert sol.stats.jumps == 1
+
+
+def test_a_step_that_lands_on_a_jump_by_itself() -> None:
+    """An integer grid and steps of exactly 1: every jump is honoured, each costs one evaluation."""
+    jumps = [float(i) for i in range(1, 21)]
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return torch.floor(t) % 2 - 0.5 + 0 * y
+
+    y0 = torch.zeros(1, dtype=torch.float64)
+    sol = sn.solve(field, y0, [0.0, 20.0], jumps=jumps, controller=sn.Integral(dt0=1.0, dt_max=1.0))
+    assert (sol.stats.accepted, sol.stats.rejected, sol.stats.jumps) == (20, 0, 19)
+    assert sol.stats.nfe == 1 + 6 * 20 + 19
+    assert float(sol.ys[-1]) == pytest.approx(0.0, abs=1e-14)
+
+
+def test_many_jumps_on_a_wiggly_control() -> None:
+    """The NFE identity with 160 jumps, as in a neural CDE on 161 observations."""
+    generator = torch.Generator().manual_seed(0)
+    knots = torch.randn(160, 3, generator=generator)
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(y + knots[min(int(t), 159)])
+
+    for ts in ([0.0, 160.0], [160.0, 0.0]):
+        sol = sn.solve(field, torch.zeros(3), ts, jumps=range(161), rtol=1e-3, atol=1e-6)  # type: ignore[arg-type]
+        stats = sol.stats
+        assert stats.jumps == 159
+        assert stats.nfe == 2 + 6 * (stats.accepted + stats.rejected) + 159
+
+
+def test_jumps_at_the_ends_and_outside() -> None:
+    seen: list[float] = []
+    sol = sn.solve(
+        switched(0.0, seen), torch.ones(1, dtype=torch.float64), [0.0, 1.0], jumps=[-3.0, 0.0, 1.0, 7.0], rtol=1e-6
+    )
+    assert sol.stats.jumps == 0
+    assert sol.stats.nfe == 2 + 6 * (sol.stats.accepted + sol.stats.rejected)
+    assert min(seen) == math.nextafter(0.0, 1.0)
+    assert max(seen) == math.nextafter(1.0, 0.0)
+
+
+def test_without_a_jump_the_solver_has_to_search() -> None:
+    """What jumps= is for: the same problem costs more steps without it."""
+    y0 = torch.full((1,), 2.0, dtype=torch.float64)
+    told = sn.solve(switched(0.3), y0, [0.0, 1.0], jumps=[0.3])
+    untold = sn.solve(switched(0.3), y0, [0.0, 1.0])
+    assert untold.stats.rejected > 3
+    assert told.stats.nfe < 0.5 * untold.stats.nfe
+
+
+def test_a_cut_step_grows_back_at_once() -> None:
+    """A sliver before a jump must not cost a series of tenfold growths."""
+    y0 = torch.ones(1, dtype=torch.float64)
+    sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], jumps=[0.5, 0.5 + 1e-9], rtol=1e-4, record=True)
+    assert sol.record is not None
+    lengths = [plan.dt for plan in sol.record.accepted]
+    sliver = min(range(len(lengths)), key=lengths.__getitem__)
+    assert lengths[sliver] == pytest.approx(1e-9, rel=1e-3)
+    assert lengths[sliver + 1] > 0.1
