@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import seminode as sn
-from seminode.controllers import Pace, neighbours
+from seminode.pace import Pace, neighbours
 
 
 def field(t: Tensor, y: Tensor) -> Tensor:

@@ -66,8 +66,11 @@ def scaled_sum(dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -
 
 
 def _accumulate(total: Tensor, factor: float, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
-    """total + factor·Σ wᵢkᵢ. `total` is the caller's own fresh tensor: where nothing watches it is reused."""
-    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+    """total + factor·Σ wᵢkᵢ. `total` is the caller's own fresh tensor, which no graph saves: it is reused.
+
+    Not under torch.func, where a tensor that is not mapped over cannot take up one that is.
+    """
+    if torch._C._are_functorch_transforms_active():
         for i, w in weights:
             total = torch.add(total, slopes[i], alpha=w * factor)
         return total

@@ -9,11 +9,12 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from .controllers import Pace, first_step
+from .controllers import first_step
 from .engine import Eager, Step
 from .errors import MaxStepsReached, NonFiniteState, StepSizeUnderflow
 from .norms import ErrorNorm
 from .observers import Observer
+from .pace import Pace
 from .problem import Plan
 from .state import Layout
 

@@ -140,6 +140,7 @@ class Sampler(Observer):
         self._shifts = shifts
         self._pieces = [y.unsqueeze(0) for y in first]
         self._cursor = len(self._pieces)
+        self._begins = bool(self._pieces)  # with y0 itself, which must not be handed back
         self.ranges: list[tuple[int, int]] = []
 
     def accepted(self, step: Step, ratio: float) -> None:
@@ -154,7 +155,10 @@ class Sampler(Observer):
         return self._cursor
 
     def stacked(self, like: Tensor) -> Tensor:
-        return torch.cat(self._pieces) if self._pieces else like.new_empty((0, *like.shape))
+        if not self._pieces:
+            return like.new_empty((0, *like.shape))
+        # A state that is the only output is handed over as it is: a large one should not be there twice.
+        return torch.cat(self._pieces) if len(self._pieces) > 1 or self._begins else self._pieces[0]
 
 
 class Tape(Observer):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..controllers import Pace, RecordedPace
 from ..engine import Eager, Shifts
 from ..errors import NonFiniteState, SolveError
 from ..field import Field, Purity
@@ -27,6 +26,7 @@ from ..observers import (
     Tally,
     Tape,
 )
+from ..pace import Pace, RecordedPace
 from ..parameters import reachable
 from ..problem import Forward, Plan, Problem
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..controllers import RecordedPace
 from ..engine import Eager, TimeShifts
 from ..errors import NonFiniteState
 from ..loop import integrate, is_finite
 from ..observers import Observer, Tally
+from ..pace import RecordedPace
 from ..parameters import CaptureWatch, differentiable, reachable
 from ..problem import Forward, Problem
 from .base import Adjoint, ForwardPass, outputs_of, transforms_active

@@ -1,0 +1,192 @@
+"""What a solve returns: outputs, saving control, dense output, records, progress."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seminode as sn
+from seminode.solvers import BY_NAME
+
+
+def decay(t: Tensor, y: Tensor) -> Tensor:
+    return -y
+
+
+ONE = torch.ones(2, dtype=torch.float64)
+TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
+
+
+@pytest.mark.parametrize("adjoint", [sn.Direct(), sn.Replay()], ids=str)
+@pytest.mark.parametrize(
+    "ts",
+    [[0.0, 1.0], [0.0, 0.1, 0.2, 0.9, 1.0], [1.0, 0.4, -1.0], [0.0, 0.0, 0.5, 0.5, 0.5, 1.0, 1.0], [2.0], [3.0, 3.0]],
+    ids=str,
+)
+def test_outputs_at_given_times(ts: list[float], adjoint: Any) -> None:
+    y0 = ONE.clone().requires_grad_()
+    sol = sn.solve(decay, y0, ts, adjoint=adjoint, **TIGHT)
+    expected = torch.exp(-(torch.tensor(ts, dtype=torch.float64) - ts[0]))[:, None].expand(-1, 2)
+    assert torch.allclose(sol.ys, expected, rtol=1e-8)
+    assert torch.equal(sol.ys[0], y0)
+    assert sol.ts.tolist() == ts
+    assert sol.status is sn.Status.SUCCESS
+    sol.ys.sum().backward()
+    assert y0.grad is not None
+    assert torch.allclose(y0.grad, expected.sum(0), rtol=1e-8)
+
+
+def test_single_time_makes_no_evaluation() -> None:
+    assert sn.solve(decay, ONE, [2.0]).stats.nfe == 0
+
+
+def test_last_only() -> None:
+    sol = sn.solve(decay, ONE, [0.0, 0.5, 1.0], save="last", **TIGHT)
+    assert sol.ys.shape == (1, 2)
+    assert sol.ts.tolist() == [1.0]
+    assert float(sol.ys[0, 0]) == pytest.approx(math.exp(-1), rel=1e-8)
+
+
+def test_every_step() -> None:
+    sol = sn.solve(decay, ONE, [0.0, 1.0], save="steps", record=True, rtol=1e-4)
+    assert sol.record is not None
+    assert sol.ts.tolist() == [0.0, *(plan.t1 for plan in sol.record.accepted)]
+    assert len(sol.ys) == sol.stats.accepted + 1
+    assert torch.allclose(sol.ys[:, 0], torch.exp(-sol.ts), rtol=1e-3)
+
+
+def test_a_function_of_time_and_state() -> None:
+    y0 = {"q": ONE.clone().requires_grad_(), "p": 2 * ONE}
+
+    def field(t: Tensor, y: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"q": y["p"], "p": -y["q"]}
+
+    def energy(t: Tensor, y: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return 0.5 * (y["q"] ** 2 + y["p"] ** 2).sum(), t * 2
+
+    for adjoint in (sn.Direct(), sn.Replay()):
+        sol = sn.solve(field, y0, [0.0, 1.0, 2.0], save=energy, adjoint=adjoint, **TIGHT)
+        values, times = sol.ys
+        assert torch.allclose(values, torch.full((3,), 5.0, dtype=torch.float64), rtol=1e-8)
+        assert times.tolist() == [0.0, 2.0, 4.0]
+        (grad,) = torch.autograd.grad(values[-1], y0["q"])
+        assert torch.allclose(grad, ONE, rtol=1e-7)
+
+
+def test_nested_structures_come_back_as_they_went_in() -> None:
+    y0 = {"a": (torch.ones(2, 3), torch.ones(())), "b": [torch.zeros(1)]}
+    sol = sn.solve(lambda t, y: {"a": (-y["a"][0], -y["a"][1]), "b": [y["b"][0]]}, y0, [0.0, 1.0, 2.0])
+    assert isinstance(sol.ys["a"], tuple)
+    assert isinstance(sol.ys["b"], list)
+    assert sol.ys["a"][0].shape == (3, 2, 3)
+    assert sol.ys["a"][1].shape == (3,)
+
+
+@pytest.mark.parametrize("solver", BY_NAME)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_dense_output_agrees_with_outputs(solver: str, sign: float) -> None:
+    """The function of time, the sampled outputs and the ends of steps are one and the same."""
+    adaptive = BY_NAME[solver].error_order is not None
+    options: dict[str, Any] = {"rtol": 1e-4} if adaptive else {"controller": sn.FixedStep(0.1)}
+    ts = sign * torch.linspace(0, 2, 17, dtype=torch.float64)
+    y0 = torch.tensor([1.0, 0.3], dtype=torch.float64)
+    field = lambda t, y: torch.stack([y[1], -torch.sin(y[0])]) * sign
+    sol = sn.solve(field, y0, ts, solver=solver, dense=True, record=True, **options)
+    assert sol.dense is not None
+    assert torch.allclose(sol.dense(ts), sol.ys, rtol=1e-12, atol=1e-13)
+    assert sol.record is not None
+    steps = sn.solve(field, y0, ts, solver=solver, save="steps", **options)
+    assert torch.allclose(sol.dense(steps.ts), steps.ys, rtol=1e-12, atol=1e-13)
+    assert sol.dense(float(ts[3])).shape == (2,)
+    assert sol.dense(ts.reshape(1, 17)).shape == (1, 17, 2)
+    assert (sol.dense.t0, sol.dense.t1) == (0.0, 2.0 * sign)
+    for outside in (-0.1 * sign, 2.1 * sign):
+        with pytest.raises(ValueError, match="t: the solution is known on"):
+            sol.dense(outside)
+
+
+def test_dense_output_of_no_step() -> None:
+    sol = sn.solve(decay, ONE, [1.0], dense=True)
+    assert sol.dense is not None
+    assert torch.equal(sol.dense(1.0), ONE)
+
+
+def test_dense_output_is_smooth_across_steps() -> None:
+    sol = sn.solve(decay, ONE, [0.0, 3.0], dense=True, rtol=1e-3, record=True)
+    assert sol.dense is not None
+    assert sol.record is not None
+    for plan in sol.record.accepted[:-1]:
+        slopes = []
+        for t in (plan.t1 - 1e-9, plan.t1 + 1e-9):
+            time = torch.tensor(t, dtype=torch.float64, requires_grad=True)
+            (slope,) = torch.autograd.grad(sol.dense(time)[0], time)
+            slopes.append(float(slope))
+        assert slopes[0] == pytest.approx(slopes[1], rel=1e-5)
+
+
+def test_half_precision_is_integrated_in_single() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        y0 = torch.ones(3, dtype=dtype, requires_grad=True)
+        seen = set()
+
+        def field(t: Tensor, y: Tensor, seen: set[torch.dtype] = seen) -> Tensor:
+            seen.add(y.dtype)
+            return -y
+
+        sol = sn.solve(field, y0, [0.0, 0.5, 1.0], dense=True)
+        assert sol.ys.dtype == dtype
+        assert seen == {dtype}
+        assert sol.dense is not None
+        assert sol.dense(0.5).dtype == dtype
+        assert float(sol.ys[-1, 0].detach()) == pytest.approx(math.exp(-1), rel=2e-2)
+        sol.ys[-1].sum().backward()
+        assert y0.grad is not None
+        assert float(y0.grad[0]) == pytest.approx(math.exp(-1), rel=2e-2)
+
+
+def test_backward_statistics() -> None:
+    net = torch.nn.Linear(2, 2).double()
+    for adjoint in (sn.Direct(), sn.Replay()):
+        sol = sn.solve(lambda t, y: torch.tanh(net(y)), ONE, [0.0, 1.0], adjoint=adjoint)
+        assert sol.stats.backward is None
+        assert "backward" not in str(sol.stats)
+        sol.ys.sum().backward()
+        back = sol.stats.backward
+        assert back is not None
+        assert back.accepted == sol.stats.accepted
+        assert back.vjp_y == back.vjp_params == 6 * back.accepted
+        assert back.nfe == (0 if isinstance(adjoint, sn.Direct) else back.vjp_y)
+        assert "backward" in str(sol.stats)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet, shown = io.StringIO(), Terminal()
+    for stream in (quiet, shown):
+        monkeypatch.setattr("sys.stderr", stream)
+        sn.solve(decay, ONE, [0.0, 5.0], progress=True, rtol=1e-10)
+    assert quiet.getvalue() == ""
+    assert "solve: 100%" in shown.getvalue()
+    assert shown.getvalue().endswith("\n")
+
+
+def test_solution_prints_well() -> None:
+    sol = sn.solve(decay, ONE, [0.0, 1.0])
+    assert repr(sol) == f"Solution(2 outputs, success, {sol.stats})"
+    assert str(sol.stats) == f"nfe={sol.stats.nfe}, accepted={sol.stats.accepted}, rejected={sol.stats.rejected}"
+
+
+def test_what_comes_out_is_frozen() -> None:
+    sol = sn.solve(decay, ONE, [0.0, 1.0])
+    for thing, name in ((sol, "ys"), (sol.stats, "nfe"), (sn.Replay(), "every"), (sn.FixedStep(0.1), "dt")):
+        with pytest.raises(AttributeError):
+            setattr(thing, name, 0)
