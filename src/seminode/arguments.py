@@ -132,6 +132,8 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
 def check_jumps(jumps: Any) -> tuple[float, ...]:
     if jumps is None:
         return ()
+    if isinstance(jumps, Tensor) and jumps.requires_grad:
+        raise ValueError("jumps: gradients with respect to jump times are not computed; pass jumps.detach()")
     values = jumps.detach().flatten().tolist() if isinstance(jumps, Tensor) else jumps
     try:
         values = [float(t) for t in values]

@@ -143,7 +143,7 @@ class PID(Adaptive):
     time-stepping* (2003).
 
     >>> PID.preset("PI42")
-    PID(pcoeff=0.2, icoeff=0.4, dcoeff=0.0)
+    PID(pcoeff=0.2, icoeff=0.4, dcoeff=0)
     """
 
     pcoeff: float = 0.4

@@ -36,23 +36,31 @@ class Field:
         self._args: list[Any] = [leaf for _, leaf in leaves]
         self.args = args
 
-    def bind(self, tensors: Sequence[Tensor]) -> Field:
-        """The same field with the tensors among its args replaced."""
+    def bind(self, tensors: Sequence[Tensor], func: Callable[..., Any] | None = None) -> Field:
+        """The same field with the tensors among its args, and maybe the callable itself, replaced."""
         fresh = iter(tensors)
         leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._args]
-        return Field(self.func, self.layout, self.dtype, unflatten(self._args_node, iter(leaves)))
+        return Field(func or self.func, self.layout, self.dtype, unflatten(self._args_node, iter(leaves)))
+
+    @property
+    def reach(self) -> tuple[Any, ...]:
+        """Where to look for modules and captured tensors: the callable, and what it is passed but for tensors."""
+        return self.func, *(leaf for leaf in self._args if not isinstance(leaf, Tensor))
 
     @property
     def arg_tensors(self) -> list[Tensor]:
         return [leaf for leaf in self._args if isinstance(leaf, Tensor)]
 
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
+        version = y._version
         if self.layout.single and y.dtype == self.dtype:
             k = self.func(t, y, *self.args)
-            if isinstance(k, Tensor) and k.shape == y.shape and k.dtype == y.dtype:
-                return k
         else:
             k = self.func(t, self.layout.unpack(y.to(self.dtype)), *self.args)
+        if y._version != version:
+            raise ValueError("field: changed y in place; y is the solver's own, expected a new tensor for the result")
+        if self.layout.single and isinstance(k, Tensor) and k.shape == y.shape and k.dtype == y.dtype:
+            return k
         self._check(k)
         return self.layout.pack(self._cast(k)).to(y.dtype)
 
@@ -92,8 +100,10 @@ class Purity:
         self._generators = [torch.default_generator, *_device_generators(device)]
         self._random = [partial(generator.set_state, generator.get_state()) for generator in self._generators]
         self._buffers = buffers(modules)
-        self._versions = {name: buffer._version for name, buffer in self._buffers.items()}
-        self._changed: dict[str, tuple[Tensor, Tensor]] = {}  # name -> (buffer, value to restore)
+        self._versions = {key: buffer._version for key, (_, buffer) in self._buffers.items()}
+        self._changed: dict[int, tuple[Tensor, Tensor]] = {}  # the buffer, and the value to restore
+        frozen = (p for module in modules for p in module.parameters() if not p.requires_grad and not p.is_inference())
+        self._frozen = {id(p): (p, p._version) for p in frozen}
         self._device = device.type
         self._autocast = (
             torch.is_autocast_enabled(device.type),
@@ -120,12 +130,13 @@ class Purity:
 
     def inspect(self) -> bool:
         """After the first evaluation: did it change a buffer? Then the changed values are the ones to keep."""
-        for name, buffer in self._buffers.items():
-            if buffer._version != self._versions[name]:
-                self._changed[name] = (buffer, buffer.detach().clone())
+        for key, (_, buffer) in self._buffers.items():
+            if buffer._version != self._versions[key]:
+                self._changed[key] = (buffer, buffer.detach().clone())
         if self._changed:
+            names = ", ".join(self._buffers[key][0] for key in self._changed)
             warnings.warn(
-                f"field: an evaluation changes {', '.join(self._changed)}. A solver evaluates a field many times, so "
+                f"field: an evaluation changes {names}. A solver evaluates a field many times, so "
                 "these buffers are updated once a solve, by the first evaluation. For batch normalisation call "
                 ".eval(), or use a layer without running statistics (GroupNorm, LayerNorm).",
                 StatefulFieldWarning,
@@ -136,6 +147,7 @@ class Purity:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """The forward pass's context for evaluations of the backward pass, which leave no trace behind."""
+        self._check_unchanged()
         random = [generator.get_state() for generator in self._generators]
         enabled, dtype, cache = self._autocast
         try:
@@ -145,6 +157,16 @@ class Purity:
             self.restore_buffers()
             for generator, state in zip(self._generators, random, strict=True):
                 generator.set_state(state)
+
+    def _check_unchanged(self) -> None:
+        """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""
+        constants = [(b, self._versions[key]) for key, (_, b) in self._buffers.items() if key not in self._changed]
+        for tensor, version in (*self._frozen.values(), *constants):
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(tensor.shape)} that the field uses has been modified by an inplace "
+                    "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
+                )
 
 
 def _device_generators(device: torch.device) -> list[torch.Generator]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -105,7 +106,7 @@ def _error_ratio(step: Step, error: ErrorNorm) -> float:
 def is_finite(x: Tensor) -> bool:
     # The sum is one kernel; it may overflow where no entry does, so a bad sum is looked at again.
     x = x.detach()
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 def _check_finite(engine: Eager, step: Step) -> None:

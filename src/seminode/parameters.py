@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .state import flatten
+from .state import flatten, unflatten
 
 
 class CaptureWatch(TorchFunctionMode):
@@ -26,13 +28,68 @@ class CaptureWatch(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
-            if tensor.requires_grad and id(tensor) not in self._inside:
+            if self._is_capture(tensor):
                 self.captured.setdefault(id(tensor), tensor)
-        result = func(*args, **kwargs)
+        return self._keep(func(*args, **kwargs))
+
+    def _is_capture(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.requires_grad and id(x) not in self._inside
+
+    def _keep(self, result: Any) -> Any:
         for tensor in _tensors(result):
             if id(tensor) not in self.captured:
                 self._inside[id(tensor)] = tensor
         return result
+
+
+class Restriction(CaptureWatch):
+    """Takes the gradient away from captured tensors other than the given ones."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        leaves, node = flatten((args, kwargs or {}))
+        allowed = [x.detach() if self._is_capture(x) else x for _, x in leaves]
+        kept, named = unflatten(node, iter(allowed))
+        return self._keep(func(*kept, **named))
+
+
+def restricted(func: Callable[..., Any], params: Sequence[Tensor]) -> Callable[..., Any]:
+    """A callable that is differentiable in its arguments and in `params` alone."""
+
+    def inner(*args: Any) -> Any:
+        with Restriction([*_tensors(args), *params]):
+            return func(*args)
+
+    return inner
+
+
+class Substitution(TorchFunctionMode):
+    """Hands torch functions other tensors in place of some, wherever those are used."""
+
+    def __init__(self, others: dict[int, Tensor]):
+        super().__init__()
+        self._others = others
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        leaves, node = flatten((args, kwargs or {}))
+        swapped, named = unflatten(node, iter([self._others.get(id(x), x) for _, x in leaves]))
+        return func(*swapped, **named)
+
+
+def cut(func: Callable[..., Any], params: Sequence[Tensor]) -> tuple[Callable[..., Any], list[Tensor]]:
+    """A callable and its parameters, made independent of each other.
+
+    A captured tensor that was itself computed (by a hypernetwork, say) may depend on another captured one. To pull back
+    to each of them alone, computed ones are replaced by leaves of the same value while the callable runs.
+    """
+    leaves = {id(x): x.detach().requires_grad_() for x in params if not x.is_leaf}
+    if not leaves:
+        return func, list(params)
+
+    def substituted(*args: Any) -> Any:
+        with Substitution(leaves):
+            return func(*args)
+
+    return substituted, [leaves.get(id(x), x) for x in params]
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -41,12 +98,12 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield leaf
 
 
-def reachable(func: Callable[..., Any]) -> tuple[list[nn.Module], list[Tensor]]:
-    """Modules and bare tensors that a callable can reach: itself, what it is bound to, closes over or names."""
+def reachable(start: Any) -> tuple[list[nn.Module], list[Tensor]]:
+    """Modules and bare tensors that callables can reach: themselves, what they are bound to, close over or name."""
     modules: dict[int, nn.Module] = {}
     tensors: dict[int, Tensor] = {}
     seen: set[int] = set()
-    queue: list[tuple[Any, int]] = [(func, 0)]
+    queue: list[tuple[Any, int]] = [(start, 0)]
     # Bounded, since a bound method may hang on an object that owns a whole data set; the watch finds what is used.
     while queue and len(seen) < 10_000:
         item, depth = queue.pop()
@@ -68,10 +125,8 @@ def _parts(item: Any) -> Iterable[Any]:
     if inspect.ismethod(item):
         return [item.__self__, item.__func__]
     if inspect.isfunction(item):
-        inside = inspect.getclosurevars(item)
-        parts = [*inside.nonlocals.values(), *inside.globals.values()]
-        parts += [item.__defaults__, item.__kwdefaults__, getattr(item, "__wrapped__", None)]
-        return parts
+        parts = [item.__defaults__, item.__kwdefaults__, getattr(item, "__wrapped__", None)]
+        return [*parts, *_closed_over(item), *_named(item.__code__, item.__globals__)]
     if isinstance(item, dict):
         return item.values()
     if isinstance(item, list | tuple | set):
@@ -79,9 +134,28 @@ def _parts(item: Any) -> Iterable[Any]:
     if inspect.ismodule(item) or inspect.isclass(item) or inspect.isbuiltin(item):
         return ()
     # A plain object of the user's own: what it holds, and how it is called.
-    held = vars(item).values() if hasattr(item, "__dict__") else ()
+    held = list(vars(item).values()) if hasattr(item, "__dict__") else []
+    for kind in type(item).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        held += [getattr(item, slot, None) for slot in ((slots,) if isinstance(slots, str) else slots)]
     call = vars(type(item)).get("__call__")
     return [*held, *([call] if inspect.isfunction(call) else [])]
+
+
+def _closed_over(func: FunctionType) -> Iterator[Any]:
+    for cell in func.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents
+
+
+def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
+    """Globals that a function, or one defined inside it, may refer to by name."""
+    for name in code.co_names:
+        if name in namespace:
+            yield namespace[name]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _named(constant, namespace)
 
 
 def differentiable(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -108,11 +182,11 @@ def chosen(params: Any) -> tuple[Tensor, ...]:
     return tuple(unique.values())
 
 
-def buffers(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
-    """Named buffers of the modules, for noticing a field that changes them."""
-    found: dict[str, Tensor] = {}
+def buffers(modules: Iterable[nn.Module]) -> dict[int, tuple[str, Tensor]]:
+    """Named buffers of the modules by their id, for noticing a field that changes them."""
+    found: dict[int, tuple[str, Tensor]] = {}
     for module in modules:
         for name, buffer in module.named_buffers():
             if not torch.is_inference(buffer):
-                found[f"{type(module).__name__}.{name}"] = buffer
+                found.setdefault(id(buffer), (f"{type(module).__name__}.{name}", buffer))
     return found

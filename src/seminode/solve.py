@@ -78,7 +78,7 @@ def solve(
         >>> bool((y0.grad - torch.exp(torch.tensor(-1.0))).abs().max() < 1e-6)
         True
     """
-    with _normal_tensors():
+    with _normal_tensors() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
         y0, args = _without_inference((y0, args))
         arguments.check_field(field)
         arguments.check_flags(dense=dense, record=record, progress=progress, throw=throw)
@@ -169,14 +169,13 @@ def _knots(problem: Problem, result: Forward) -> Tensor:
 @contextlib.contextmanager
 def _normal_tensors():
     """Inside inference mode, solve outside of it: a field may take a gradient of its own (a Hamiltonian's, say)."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
     with torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def _without_inference(tree: Any) -> Any:
     leaves, node = flatten(tree)
+    if not any(isinstance(x, Tensor) and x.is_inference() for _, x in leaves):
+        return tree
     values = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for _, x in leaves]
     return unflatten(node, iter(values))

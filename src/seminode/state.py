@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ def flatten(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Node]:
     """
     if isinstance(tree, dict):
         keys = list(tree)
-        kind = type(tree)
+        kind = type(tree) if type(tree) in (dict, OrderedDict) else dict
         items = [(f"{name}[{key!r}]", tree[key]) for key in keys]
 
         def build(children: list[Any]) -> Any:

@@ -70,7 +70,7 @@ class ForwardPass:
         problem = self.problem
         self.tape = Tape(self.every)
         if self.modules is None:
-            self.modules = reachable(problem.field.func)[0]
+            self.modules = reachable(problem.field.reach)[0]
         self.purity = Purity(problem.y0.device, self.modules)
         self.recorder = Recorder() if problem.record else None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingModuleSource]
 
 from ..engine import TimeShifts
+from ..parameters import restricted
 from ..problem import Forward, Problem, Stats
 from .base import Adjoint, ForwardPass, transforms_active
 
@@ -26,7 +27,10 @@ class Direct(Adjoint):
     def run(self, problem: Problem) -> Forward:
         shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
         forward = ForwardPass(problem)
-        result = forward.run(forward.engine(shifts=shifts), problem.y0, shifts=shifts)
+        field = problem.field
+        if problem.params is not None:
+            field = field.bind(field.arg_tensors, restricted(field.func, problem.params))
+        result = forward.run(forward.engine(field, shifts), problem.y0, shifts=shifts)
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:

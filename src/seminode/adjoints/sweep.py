@@ -1,0 +1,218 @@
+"""The backward pass of a replayed solve, and its derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine import Eager, TimeShifts
+from ..errors import NonFiniteState
+from ..field import Field
+from ..loop import integrate, is_finite
+from ..observers import Observer, Tally
+from ..pace import RecordedPace
+from ..parameters import cut
+from ..problem import Forward, Problem
+from .base import ForwardPass, outputs_of
+from .vjp import Accumulator, StepShifts, TimeGradient, pull_back
+
+
+class Call:
+    """What one solve shares between its forward and its backward pass."""
+
+    def __init__(self, forward: ForwardPass, k1: Tensor | None, params: Sequence[Tensor], n_args: int):
+        self.forward = forward
+        self.k1 = k1
+        self.params = params
+        self.n_args = n_args
+        self.result: Forward | None = None
+        self.backward_stats: list[Any] = []
+
+    def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor], list[Tensor]]:
+        """The field, its args and its parameters as tensors that do not depend on each other, to pull back to."""
+        fresh = [leaf_of(x) if need else x for x, need in zip(args, needs, strict=True)]
+        field = self.forward.problem.field
+        func, params = cut(field.func, self.params)
+        return field.bind(fresh, func), fresh, params
+
+
+def leaf_of(x: Tensor) -> Tensor:
+    """A leaf with the value of x."""
+    return x.detach().requires_grad_()
+
+
+class Sweep:
+    """The backward pass of a replayed solve."""
+
+    def __init__(self, call: Call, inputs: Sequence[Tensor], needs: Sequence[bool]):
+        self.call = call
+        self.problem: Problem = call.forward.problem
+        self.y0, self.ts = inputs[:2]
+        self.args = inputs[2 : 2 + call.n_args]
+        self.needs = needs
+        self.tally = Tally()
+        self.pulled = 0  # evaluations that were pulled back; with every > 1 others are made, to get there
+
+    def run(self, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> list[Tensor | None]:
+        """Segment by segment, step by step, from the end to the start."""
+        if grad_ys is None and grad_coefficients is None:
+            return [None] * len(self.needs)
+        tape = self.call.forward.tape
+        every = self.call.forward.every or 1
+        flags = self.needs[2:]
+        self.field, args, params = self.call.independent(self.args, flags[: len(self.args)])
+        self.targets = [x for x, need in zip([*args, *params], flags, strict=True) if need]
+        self.sums = Accumulator(len(self.targets))
+        self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
+        self.outputs, first = outputs_of(self.problem)
+        self.grads = grad_ys, grad_coefficients
+        self.rows = _nonzero_rows(grad_ys), _nonzero_rows(grad_coefficients)
+        self._check_cotangents()
+        adj: Tensor | None = None
+        for segment in range(len(tape.states) - 1, -1, -1):
+            start = segment * every
+            plans = tape.plans[start : start + every]
+            states = self._states(tape.states[segment], plans)
+            for j in range(len(plans) - 1, -1, -1):
+                adj = self._step(start + j, states.pop(), adj)
+        if grad_ys is not None and first:
+            direct = grad_ys[: len(first)].sum(0)
+            adj = direct if adj is None else adj + direct
+        if grad_coefficients is not None and not tape.plans:
+            direct = grad_coefficients[0, 0]
+            adj = direct if adj is None else adj + direct
+        self._report()
+        return self._assemble(adj)
+
+    def _engine(self, shifts: StepShifts | None) -> Eager:
+        return Eager(self.field, self.problem.solver, self.y0, self.call.forward.purity, self.tally, shifts)
+
+    def _states(self, y: Tensor, plans: Sequence[Any]) -> list[Tensor]:
+        """The states before each step of a segment, from the one that was kept."""
+        if len(plans) == 1:
+            return [y]
+        before = StatesBefore()
+        integrate(self._engine(None), RecordedPace(plans[:-1]), y.detach(), [before], check=False)
+        return [*before.states, before.last]
+
+    def _step(self, j: int, y: Tensor, adj: Tensor | None) -> Tensor | None:
+        plan = self.call.forward.tape.plans[j]
+        low, high = self.call.forward.ranges[j]
+        ys, coefficients = self.grads
+        rows, dense_rows = self.rows
+        adj_outputs = ys[low:high] if ys is not None and any(rows[low:high]) else None
+        adj_dense = coefficients[j] if coefficients is not None and dense_rows[j] else None
+        if adj is None and adj_outputs is None and adj_dense is None:
+            return None
+        shifts = StepShifts(self.y0, high - low) if self.time is not None else None
+        before = self.tally.nfe
+        grad_y, grad_times, grad_targets = pull_back(
+            self._engine(shifts),
+            plan,
+            y,
+            self.outputs,
+            (low, high),
+            (adj, adj_outputs, adj_dense),
+            self.targets,
+            shifts,
+        )
+        self.tally.steps += 1
+        self.pulled += self.tally.nfe - before
+        self.sums.add(grad_targets)
+        if self.time is not None:
+            self.time.add(plan, low, *grad_times)
+        if self.problem.throw and grad_y is not None and not is_finite(grad_y):
+            self._fail(plan.t0, plan.dt, grad_y)
+        return grad_y
+
+    def _check_cotangents(self) -> None:
+        ys = self.grads[0]
+        if self.problem.throw and ys is not None and not is_finite(ys):
+            finite = torch.isfinite(ys).flatten(1).all(1).tolist()
+            i = finite.index(False)
+            raise NonFiniteState(
+                f"the gradient of the loss with respect to output {i} holds a NaN or an infinity",
+                t=float(self.ts[i]) if i < len(self.ts) else self.problem.times[-1],
+                stats=self.tally.stats(),
+                backward=True,
+            )
+
+    def _fail(self, t: float, dt: float, grad: Tensor) -> None:
+        leaf = self.problem.field.layout.culprit(grad)
+        raise NonFiniteState(
+            f"the gradient with respect to the state became NaN or infinite at t = {t:g} (leaf {leaf}). Look for an "
+            "operation in the field whose derivative is infinite there (sqrt, norm or pow at 0), or a gradient "
+            "that grows beyond the dtype.",
+            t=t,
+            dt=dt,
+            stats=self.tally.stats(),
+            leaf=leaf,
+            backward=True,
+        )
+
+    def _report(self) -> None:
+        params = self.pulled if any(self.needs[2 + self.call.n_args :]) else 0
+        self.call.backward_stats[:] = [self.tally.stats(vjp_y=self.pulled, vjp_params=params)]
+
+    def _assemble(self, adj: Tensor | None) -> list[Tensor | None]:
+        sums = iter(self.sums.totals)
+        rest = [next(sums) if need else None for need in self.needs[2:]]
+        time = None if self.time is None else self.time.result()
+        return [adj if self.needs[0] else None, time, *rest]
+
+
+class StatesBefore(Observer):
+    """The state before each step, and the last one reached."""
+
+    def __init__(self) -> None:
+        self.states: list[Tensor] = []
+        self.last: Tensor
+
+    def accepted(self, step: Any, ratio: float) -> None:
+        self.states.append(step.y0)
+        self.last = step.y1
+
+
+def _nonzero_rows(grad: Tensor | None) -> list[bool]:
+    if grad is None:
+        return []
+    return (grad.flatten(1) != 0).any(1).tolist() if grad[0].numel() else [False] * len(grad)
+
+
+def second_order(
+    call: Call,
+    needs: Sequence[bool],
+    cotangents: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Pull `grads`, the cotangents of the first-order gradients, back to the first cotangents and to the inputs.
+
+    The taped steps are taken again under autograd, differentiated once with a graph, and that graph once more.
+    """
+    forward = ForwardPass(call.forward.problem, modules=[])
+    forward.purity = call.forward.purity
+    args = inputs[2 : 2 + call.n_args]
+    with torch.enable_grad():
+        y0, ts = leaf_of(inputs[0]), leaf_of(inputs[1])
+        field, args, params = call.independent(args, needs[2 : 2 + call.n_args])
+        leaves = [y0, ts, *args, *params]
+        fresh = [None if c is None else leaf_of(c) for c in cotangents]
+        shifts = TimeShifts(ts, y0) if needs[1] else None
+        result = forward.run(forward.engine(field, shifts), y0, shifts=shifts, plans=call.forward.tape.plans)
+        pairs = [(v, c) for v, c in zip((result.ys, result.coefficients), fresh, strict=True) if c is not None]
+        wanted = [x for x, need in zip(leaves, needs, strict=True) if need]
+        values, weights = zip(*pairs, strict=True)
+        first = torch.autograd.grad(values, wanted, weights, create_graph=True, allow_unused=True)
+    outer = [g for g, need in zip(grads, needs, strict=True) if need]
+    pairs = [(f, g) for f, g in zip(first, outer, strict=True) if f is not None and g is not None and f.requires_grad]
+    flags = [c is not None for c in fresh] + list(needs)
+    if not pairs:
+        return [None] * len(flags)
+    values, weights = zip(*pairs, strict=True)
+    targets = [x for x, flag in zip([*fresh, *leaves], flags, strict=True) if flag]
+    found = iter(torch.autograd.grad(values, targets, weights, allow_unused=True))  # type: ignore[arg-type]
+    return [next(found) if flag else None for flag in flags]
