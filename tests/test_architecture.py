@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "seminode"
 FLOORS = [
     {"errors", "combination", "state", "tableaux"},
     {"norms", "interpolation", "parameters"},
-    {"problem", "field"},
+    {"problem", "field", "purity"},
     {"solvers", "controllers", "observers"},
     {"pace", "engine"},
     {"loop"},

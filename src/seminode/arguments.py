@@ -192,7 +192,7 @@ def _tolerance(name: str, value: Any, default: float, y0: Any, layout: Layout, l
         raise TypeError(f"{name}: expected a number or the nesting of y0, found {type(value).__name__}")
     real = like.real if like.is_complex() else like
     leaves = []
-    for (path, leaf), shape in zip(flatten(value, name)[0], layout.shapes, strict=True):
+    for (path, leaf), shape in zip(flatten(value, name, layout.node)[0], layout.shapes, strict=True):
         given = torch.as_tensor(leaf, dtype=real.dtype, device=real.device)
         if not bool(((given >= 0) & torch.isfinite(given)).all()):
             raise ValueError(f"{path}: expected a finite number of at least 0, found {leaf}")
@@ -202,7 +202,7 @@ def _tolerance(name: str, value: Any, default: float, y0: Any, layout: Layout, l
             raise ValueError(
                 f"{path}: expected a shape that broadcasts to {tuple(shape)}, found {tuple(given.shape)}"
             ) from None
-    return leaves[0] if layout.single else torch.cat([leaf.reshape(-1) for leaf in leaves])
+    return layout.join(leaves)
 
 
 def _checked_number(name: str, value: float) -> float:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from .combination import MovingStep, StepSize, length
-from .field import Field, Purity
+from .field import Field
 from .interpolation import coefficients, evaluate
 from .observers import Tally
 from .problem import Plan
+from .purity import Purity
 from .solvers.base import Solver
 
 
@@ -140,7 +141,11 @@ class Eager:
             self._log.append(t)
         self._purity.prepare()
         time = torch.full((), t, dtype=self._dtype, device=self._device)
-        return self.field(time if shift is None else time + shift, y)
+        time = time if shift is None else time + shift
+        if self._purity.autocast is None:
+            return self.field(time, y)
+        with self._purity.autocast():
+            return self.field(time, y)
 
     def first_slope(self, plan: Plan, y: Tensor) -> Tensor:
         """The first evaluation of a solve; made again if it turns out to change the field's buffers."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -182,11 +181,26 @@ def chosen(params: Any) -> tuple[Tensor, ...]:
     return tuple(unique.values())
 
 
-def buffers(modules: Iterable[nn.Module]) -> dict[int, tuple[str, Tensor]]:
-    """Named buffers of the modules by their id, for noticing a field that changes them."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for module in modules:
-        for name, buffer in module.named_buffers():
-            if not torch.is_inference(buffer):
-                found.setdefault(id(buffer), (f"{type(module).__name__}.{name}", buffer))
-    return found
+def check_captures(values: Sequence[Tensor], known: Iterable[Tensor], computed: Iterable[Tensor]) -> None:
+    """Refuse a graph that leads to a tensor nobody has accounted for: its gradient would be lost in silence.
+
+    `known` are the leaves that are differentiated; `computed` are captured tensors that should have been replaced.
+    """
+    leaves = {id(x) for x in known}
+    forbidden = {x.grad_fn for x in computed}
+    queue = [value.grad_fn for value in values]
+    seen = set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if node in forbidden or (variable is not None and id(variable) not in leaves):
+            shape = tuple(variable.shape) if variable is not None else "unknown"
+            raise RuntimeError(
+                f"field: uses a tensor (shape {shape}) that requires a gradient and was not found when the solve "
+                "began: it may be used at some times only, or by a custom autograd function. Name such tensors in "
+                "params= or pass them in args=."
+            )
+        queue += [function for function, _ in node.next_functions]

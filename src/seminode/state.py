@@ -13,28 +13,32 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Node:
-    """The shape of a nesting: a leaf (``build is None``) or a container with its children."""
+    """The shape of a nesting: a leaf (no `build`), or a container with its children and, of a dict, their keys."""
 
     build: Callable[[list[Any]], Any] | None = None
     children: tuple[Node, ...] = ()
+    keys: tuple[Any, ...] | None = None
 
 
 LEAF = Node()
 
 
-def flatten(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Node]:
+def flatten(tree: Any, name: str = "", like: Node = LEAF) -> tuple[list[tuple[str, Any]], Node]:
     """Leaves of nested tuples, lists and dicts, each with its path, and the nesting itself.
+
+    Given a nesting that the tree is known to have, dicts are read in that one's order of keys.
 
     >>> flatten({"q": 1, "p": (2, 3)}, "y")[0]
     [("y['q']", 1), ("y['p'][0]", 2), ("y['p'][1]", 3)]
     """
+    keys = None
     if isinstance(tree, dict):
-        keys = list(tree)
+        keys = tuple(tree) if like.keys is None else like.keys
         kind = type(tree) if type(tree) in (dict, OrderedDict) else dict
         items = [(f"{name}[{key!r}]", tree[key]) for key in keys]
 
         def build(children: list[Any]) -> Any:
-            return kind(zip(keys, children, strict=True))
+            return kind(zip(keys or (), children, strict=True))
     elif isinstance(tree, tuple | list):
         kind = type(tree)
         items = [(f"{name}[{i}]", child) for i, child in enumerate(tree)]
@@ -46,11 +50,11 @@ def flatten(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Node]:
         return [(name, tree)], LEAF
     leaves: list[tuple[str, Any]] = []
     nodes: list[Node] = []
-    for path, child in items:
-        below, node = flatten(child, path)
+    for i, (path, child) in enumerate(items):
+        below, node = flatten(child, path, like.children[i] if like.children else LEAF)
         leaves += below
         nodes.append(node)
-    return leaves, Node(build, tuple(nodes))
+    return leaves, Node(build, tuple(nodes), keys)
 
 
 def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
@@ -93,9 +97,11 @@ class Layout:
 
     def pack(self, tree: Any) -> Tensor:
         """One flat tensor out of a structure with this layout."""
-        if self.single:
-            return tree
-        return torch.cat([leaf.reshape(-1) for _, leaf in flatten(tree)[0]])
+        return self.join([leaf for _, leaf in flatten(tree, like=self.node)[0]])
+
+    def join(self, leaves: list[Tensor]) -> Tensor:
+        """One flat tensor out of the leaves."""
+        return leaves[0] if self.single else torch.cat([leaf.reshape(-1) for leaf in leaves])
 
     def segments(self, flat: Tensor, lead: int = 0) -> list[Tensor]:
         """The leaves as views of a flat tensor that may have `lead` further axes in front."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..engine import Eager, Shifts
 from ..errors import NonFiniteState, SolveError
-from ..field import Field, Purity
+from ..field import Field
 from ..loop import check_start, integrate, is_finite, select_first_step
 from ..observers import (
     AtTimes,
@@ -29,6 +29,7 @@ from ..observers import (
 from ..pace import Pace, RecordedPace
 from ..parameters import reachable
 from ..problem import Forward, Plan, Problem
+from ..purity import Purity
 
 
 class Adjoint(ABC):
@@ -99,7 +100,8 @@ class ForwardPass:
             observers.append(Progress(problem.times))
         error = None
         try:
-            self._integrate(engine, y0, observers, k1, plans)
+            with self.purity.solving():
+                self._integrate(engine, y0, observers, k1, plans)
         except SolveError as problem_found:
             problem_found.stats = self.tally.stats()
             if problem.throw:

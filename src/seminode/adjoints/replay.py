@@ -97,6 +97,7 @@ class ReplayFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Gradients for all inputs, from the cotangents of the outputs and of the dense coefficients."""
         needs = ctx.needs_input_grad[1:]
         inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
@@ -122,7 +123,7 @@ class GradientFunction(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved = ctx.saved_tensors
         with ctx.call.forward.purity.backward():
             return None, None, *second_order(ctx.call, ctx.needs, saved[:2], saved[2:], grads)

@@ -14,7 +14,7 @@ from ..field import Field
 from ..loop import integrate, is_finite
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
-from ..parameters import cut
+from ..parameters import check_captures, cut, restricted
 from ..problem import Forward, Problem
 from .base import ForwardPass, outputs_of
 from .vjp import Accumulator, StepShifts, TimeGradient, pull_back
@@ -34,8 +34,10 @@ class Call:
     def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor], list[Tensor]]:
         """The field, its args and its parameters as tensors that do not depend on each other, to pull back to."""
         fresh = [leaf_of(x) if need else x for x, need in zip(args, needs, strict=True)]
-        field = self.forward.problem.field
-        func, params = cut(field.func, self.params)
+        problem = self.forward.problem
+        field = problem.field
+        own = field.func if problem.params is None else restricted(field.func, problem.params)
+        func, params = cut(own, self.params)
         return field.bind(fresh, func), fresh, params
 
 
@@ -87,6 +89,11 @@ class Sweep:
         self._report()
         return self._assemble(adj)
 
+    def _audit(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        """Once a backward pass: does the step lead to a tensor that was not found at the start of the solve?"""
+        if self.problem.params is None:
+            check_captures(values, known, [x for x in self.call.params if not x.is_leaf])
+
     def _engine(self, shifts: StepShifts | None) -> Eager:
         return Eager(self.field, self.problem.solver, self.y0, self.call.forward.purity, self.tally, shifts)
 
@@ -118,6 +125,7 @@ class Sweep:
             (adj, adj_outputs, adj_dense),
             self.targets,
             shifts,
+            self._audit if self.tally.steps == 0 else None,
         )
         self.tally.steps += 1
         self.pulled += self.tally.nfe - before
@@ -159,7 +167,9 @@ class Sweep:
 
     def _assemble(self, adj: Tensor | None) -> list[Tensor | None]:
         sums = iter(self.sums.totals)
-        rest = [next(sums) if need else None for need in self.needs[2:]]
+        found = [next(sums) if need else None for need in self.needs[2:]]
+        tensors = [*self.args, *self.call.params]
+        rest = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
         time = None if self.time is None else self.time.result()
         return [adj if self.needs[0] else None, time, *rest]
 

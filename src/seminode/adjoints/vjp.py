@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 from ..engine import Eager
 from ..observers import Outputs
 from ..problem import Plan
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 class StepShifts:
@@ -39,10 +41,12 @@ class Accumulator:
             if grad is None:
                 continue
             total = self.totals[i]
-            if total is None:
-                self.totals[i] = grad.clone()  # a gradient may be an expanded view
-            else:
+            if total is not None:
                 total.add_(grad)
+            elif grad.dtype in HALF:
+                self.totals[i] = grad.float()  # many small contributions would be lost in a half-precision sum
+            else:
+                self.totals[i] = grad.clone()  # a gradient may be an expanded view
 
 
 class TimeGradient:
@@ -77,10 +81,12 @@ def pull_back(
     cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
     targets: Sequence[Tensor],
     shifts: StepShifts | None,
+    audit: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
 ) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
     """Take a step again and pull cotangents back through it: those of y1, of the outputs inside, of its polynomial.
 
-    Returns the gradients for y, for the shifts (start, end, outputs) and for the targets.
+    Returns the gradients for y, for the shifts (start, end, outputs) and for the targets. `audit` may look at the
+    values and at the leaves that they are known to depend on.
     """
     adj_y1, adj_outputs, adj_coefficients = cotangents
     with torch.enable_grad():
@@ -95,9 +101,12 @@ def pull_back(
             values.append(step.coefficients())
     del step  # its slopes are held by the graph alone, which frees them as it is pulled back
     times = [] if shifts is None else [shifts.start, shifts.end, shifts.out]
+    leaves = [y, *times, *targets]
+    if audit is not None:
+        audit(values, leaves)
     grads = torch.autograd.grad(
         values,
-        [y, *times, *targets],
+        leaves,
         [c for c in cotangents if c is not None],
         allow_unused=True,
     )

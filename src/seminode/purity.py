@@ -1,0 +1,157 @@
+"""What makes a field a *function*: the same answer every time it is asked.
+
+A solver may evaluate a field again (a rejected step, a replayed one) and must get the same answer. So every evaluation
+of a solve, forward and backward, starts from one saved state of the random generators: a dropout mask is drawn once a
+solve. A field that changes its own buffers does so once, in the first evaluation; all later ones see the buffers as
+they were after it and leave no trace. And autocast is for the field, not for the solver's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from .errors import StatefulFieldWarning
+
+
+class Buffer:
+    """A buffer of a module: how to notice that an evaluation changed it, and how to put it back."""
+
+    def __init__(self, label: str, module: nn.Module, key: str, value: Tensor):
+        self.label = label
+        self.value = value
+        self.version = value._version
+        self._slots = module._buffers
+        self._key = key
+        # Batch normalisation writes its running statistics behind the back of version counters.
+        silent = isinstance(module, _NormBase) and module.training
+        self._copy = value.detach().clone() if silent else None
+
+    @property
+    def current(self) -> Tensor | None:
+        return self._slots[self._key]
+
+    def changed(self) -> bool:
+        if self.current is not self.value or self.value._version != self.version:
+            return True
+        return self._copy is not None and not torch.equal(self.value, self._copy)
+
+    def snapshot(self) -> Callable[[], None]:
+        """A function that puts the present value back: into the tensor, or the tensor back into the module."""
+        tensor = self.current
+        value = None if tensor is None or tensor is not self.value else tensor.detach().clone()
+        # What was written silently is put back silently: autograd holds on to the statistics but does not read them.
+        target = tensor.data if self._copy is not None and tensor is not None else tensor
+
+        def restore() -> None:
+            self._slots[self._key] = tensor
+            if target is not None and value is not None:
+                with torch.no_grad():
+                    target.copy_(value)
+
+        return restore
+
+
+def buffers(modules: Sequence[nn.Module]) -> list[Buffer]:
+    """The buffers of the modules, each once."""
+    found: dict[tuple[int, str], Buffer] = {}
+    for root in modules:
+        for path, module in root.named_modules():
+            for key, value in module._buffers.items():
+                if value is not None and not value.is_inference():
+                    label = ".".join(filter(None, (type(root).__name__, path, key)))
+                    found.setdefault((id(module), key), Buffer(label, module, key, value))
+    return list(found.values())
+
+
+class Purity:
+    """The circumstances of a solve's evaluations, kept the same for all of them."""
+
+    def __init__(self, device: torch.device, modules: Sequence[nn.Module]):
+        self._generators = [torch.default_generator, *_device_generators(device)]
+        self._random = [partial(g.set_state, g.get_state()) for g in self._generators]
+        self._buffers = buffers(modules)
+        self._changed: list[Buffer] = []
+        self._restore: list[Callable[[], None]] = []
+        frozen = {id(p): p for m in modules for p in m.parameters() if not p.requires_grad and not p.is_inference()}
+        self._frozen = [(p, p._version) for p in frozen.values()]
+        self._device = device.type
+        self.autocast: Callable[[], AbstractContextManager[Any]] | None = None
+        if torch.is_autocast_enabled(device.type):
+            dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
+            self.autocast = partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
+
+    def prepare(self) -> None:
+        """Before an evaluation: the same random numbers, the same buffers."""
+        for restore in self._random:
+            restore()
+        for restore in self._restore:
+            restore()
+
+    def restore_buffers(self) -> None:
+        """Undo what the latest evaluation did to buffers."""
+        for restore in self._restore:
+            restore()
+
+    def inspect(self) -> bool:
+        """After the first evaluation: did it change a buffer? Then the changed values are the ones to keep."""
+        self._changed = [buffer for buffer in self._buffers if buffer.changed()]
+        if not self._changed:
+            return False
+        self._restore = [buffer.snapshot() for buffer in self._changed]
+        names = ", ".join(buffer.label for buffer in self._changed)
+        warnings.warn(
+            f"field: an evaluation changes {names}. A solver evaluates a field many times, so these buffers are "
+            "updated once a solve, by the first evaluation. For batch normalisation call .eval(), or use a layer "
+            "without running statistics (GroupNorm, LayerNorm).",
+            StatefulFieldWarning,
+            stacklevel=2,
+        )
+        return True
+
+    def solving(self) -> AbstractContextManager[Any]:
+        """Around a solver's own arithmetic, which autocast must not touch."""
+        if torch.is_autocast_enabled(self._device):
+            return torch.autocast(self._device, enabled=False)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward pass, whose evaluations leave no trace behind."""
+        self._check_unchanged()
+        random = [generator.get_state() for generator in self._generators]
+        present = [buffer.snapshot() for buffer in self._changed]
+        try:
+            with self.solving():
+                yield
+        finally:
+            for restore in present:
+                restore()
+            for generator, state in zip(self._generators, random, strict=True):
+                generator.set_state(state)
+
+    def _check_unchanged(self) -> None:
+        """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""
+        constants = [(b.value, b.version) for b in self._buffers if b not in self._changed]
+        for tensor, version in (*self._frozen, *constants):
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(tensor.shape)} that the field uses has been modified by an inplace "
+                    "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
+                )
+
+
+def _device_generators(device: torch.device) -> list[torch.Generator]:
+    if device.type == "cpu":
+        return []
+    module = torch.get_device_module(device)
+    generators = getattr(module, "default_generators", ())
+    return [generators[device.index or 0]] if generators else []
