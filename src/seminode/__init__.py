@@ -14,7 +14,7 @@ from .errors import (
     ToleranceWarning,
 )
 from .interpolation import DenseSolution
-from .problem import Solution, Stats, Status
+from .problem import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
     RK4,
@@ -51,6 +51,7 @@ __all__ = [
     "NonFiniteState",
     "PrescribedSteps",
     "Ralston",
+    "Record",
     "Replay",
     "Solution",
     "SolveError",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import norms
 from .controllers import Controller, Integral
-from .errors import ToleranceWarning
+from .errors import ToleranceWarning, warn
 from .norms import ErrorNorm, Norm
 from .solvers import BY_NAME, Solver
 from .state import Layout, flatten, same_nesting
@@ -68,11 +68,8 @@ def check_state(y0: Any) -> Layout:
 def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     """ts as a tensor and on the host."""
     if not isinstance(ts, Tensor):
-        try:
-            ts = torch.tensor([float(t) for t in ts], dtype=torch.float64)
-        except (TypeError, ValueError):
-            raise TypeError(f"ts: expected a 1-D tensor or a sequence of times, found {type(ts).__name__}") from None
-        if like.device.type != "cpu":
+        ts = _times_tensor("ts", ts)
+        if like.device.type != "cpu" and not ts.requires_grad:
             ts = ts.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)
     if ts.ndim != 1 or ts.numel() == 0:
         raise ValueError(f"ts: expected shape (n,) with n >= 1, found {tuple(ts.shape)}")
@@ -97,6 +94,19 @@ def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     return ts, times
 
 
+def _times_tensor(name: str, times: Any) -> Tensor:
+    """A tensor out of a sequence of numbers or 0-d tensors, whose gradients are kept."""
+    if not isinstance(times, str | bytes | dict) and isinstance(times, Iterable):
+        values = list(times)
+        if all((isinstance(t, Tensor) and t.ndim == 0) or isinstance(t, Real) for t in values):
+            wide = [
+                t.to(torch.float64) if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64)
+                for t in values
+            ]
+            return torch.stack(wide) if wide else torch.empty(0)
+    raise TypeError(f"{name}: expected a tensor or a sequence of times, found {type(times).__name__}")
+
+
 def check_solver(solver: Any) -> Solver:
     if isinstance(solver, Solver):
         return solver
@@ -105,7 +115,8 @@ def check_solver(solver: Any) -> Solver:
     if not isinstance(solver, str):
         raise TypeError(f"solver: expected a name or a Solver, found {type(solver).__name__}")
     if solver not in BY_NAME:
-        near = difflib.get_close_matches(solver.lower(), BY_NAME, n=1, cutoff=0.4)
+        near = [name for name in BY_NAME if name.startswith(solver.lower())] if solver else []
+        near = near or difflib.get_close_matches(solver.lower(), BY_NAME, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"solver: unknown name {solver!r}{hint} Known: {', '.join(BY_NAME)}")
     return BY_NAME[solver]()
@@ -132,13 +143,12 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
 def check_jumps(jumps: Any) -> tuple[float, ...]:
     if jumps is None:
         return ()
-    if isinstance(jumps, Tensor) and jumps.requires_grad:
+    tensor = jumps if isinstance(jumps, Tensor) else _times_tensor("jumps", jumps)
+    if tensor.requires_grad:
         raise ValueError("jumps: gradients with respect to jump times are not computed; pass jumps.detach()")
-    values = jumps.detach().flatten().tolist() if isinstance(jumps, Tensor) else jumps
-    try:
-        values = [float(t) for t in values]
-    except (TypeError, ValueError):
-        raise TypeError(f"jumps: expected a sequence of times, found {type(jumps).__name__}") from None
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"jumps: expected real times, found {tensor.dtype}")
+    values = [float(t) for t in tensor.detach().flatten().tolist()]
     for i, t in enumerate(values):
         if not math.isfinite(t):
             raise ValueError(f"jumps[{i}]: expected a finite time, found {t}")
@@ -158,7 +168,7 @@ def check_error_norm(
     default = DEFAULT_TOLERANCES[leaf.dtype.to_real() if leaf.is_complex() else leaf.dtype]
     checked_r = _tolerance("rtol", rtol, default[0], y0, layout, like)
     checked_a = _tolerance("atol", atol, default[1], y0, layout, like)
-    if _largest(checked_r) == 0.0 and _largest(checked_a) == 0.0:
+    if bool((torch.as_tensor(checked_r) + torch.as_tensor(checked_a) == 0.0).any()):
         raise ValueError("rtol, atol: expected at least one above zero, found both zero")
     _warn_if_too_tight(checked_r, like)
     return ErrorNorm(layout, check_norm(norm, layout), checked_r, checked_a, like)
@@ -184,15 +194,15 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
 def _tolerance(name: str, value: Any, default: float, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
     if value is None:
         return default
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_real(value) and not (isinstance(value, Tensor) and value.ndim > 0):
         return _checked_number(name, float(value))
-    if isinstance(value, Tensor) and value.ndim == 0:
-        return _checked_number(name, float(value))
-    if not same_nesting(y0, value):
+    if not same_nesting(y0, value) or (layout.single and not _is_real(value)):
         raise TypeError(f"{name}: expected a number or the nesting of y0, found {type(value).__name__}")
     real = like.real if like.is_complex() else like
     leaves = []
     for (path, leaf), shape in zip(flatten(value, name, layout.node)[0], layout.shapes, strict=True):
+        if not _is_real(leaf):
+            raise TypeError(f"{path}: expected a number or a real tensor, found {type(leaf).__name__}")
         given = torch.as_tensor(leaf, dtype=real.dtype, device=real.device)
         if not bool(((given >= 0) & torch.isfinite(given)).all()):
             raise ValueError(f"{path}: expected a finite number of at least 0, found {leaf}")
@@ -205,25 +215,26 @@ def _tolerance(name: str, value: Any, default: float, y0: Any, layout: Layout, l
     return layout.join(leaves)
 
 
+def _is_real(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_complex() and value.dtype != torch.bool
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _checked_number(name: str, value: float) -> float:
     if not (value >= 0.0 and math.isfinite(value)):
         raise ValueError(f"{name}: expected a finite number of at least 0, found {value}")
     return value
 
 
-def _largest(tolerance: float | Tensor) -> float:
-    return float(tolerance.max()) if isinstance(tolerance, Tensor) else tolerance
-
-
 def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
     smallest = float(rtol.min()) if isinstance(rtol, Tensor) else rtol
     limit = 4 * torch.finfo(like.dtype).eps
     if smallest < limit:
-        warnings.warn(
+        warn(
             f"rtol = {smallest:g} is below {limit:.2g}, four times the rounding error of {like.dtype}: the solver "
             "would chase rounding noise. Use a looser rtol or a wider dtype.",
             ToleranceWarning,
-            stacklevel=4,
         )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from .norms import ErrorNorm
-from .problem import Plan
+from .problem import Record
 
 History = tuple[float, ...]
 
@@ -80,6 +81,9 @@ class Adaptive(Controller):
         _positive(self, "safety", "factor_min", "factor_max", "dt_max")
         if self.dt0 is not None:
             _positive(self, "dt0")
+        if self.safety > 1.0:
+            raise ValueError(f"safety: expected at most 1, found {self.safety}")
+        _number("dt_min", self.dt_min)
         if not 0.0 <= self.dt_min <= self.dt_max:
             raise ValueError(f"dt_min: expected 0 <= dt_min <= dt_max = {self.dt_max}, found {self.dt_min}")
         if not self.factor_min < 1.0 < self.factor_max:
@@ -102,7 +106,7 @@ class Adaptive(Controller):
 
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
         if not math.isfinite(ratio):
-            return Verdict(False, self._clip(dt * self.factor_min), history)
+            return Verdict(False, dt * self.factor_min, history)  # never forced, however small
         forced = self.at_dt_min == "accept" and dt <= self.dt_min
         if ratio > 1.0 and not forced:
             factor = max(self.factor_min, self.safety * ratio ** (-1.0 / order))
@@ -121,7 +125,7 @@ class Adaptive(Controller):
 
 @dataclass(frozen=True, kw_only=True)
 class Integral(Adaptive):
-    r"""The elementary controller, $dt \leftarrow dt \cdot \min(10, \max(0.9\, r^{-1/k}, \varphi))$: the default.
+    """The elementary controller, dt ← dt · min(10, max(0.9·r^(−1/k), φ)): the default.
 
     r is the error ratio and k the order of the error estimate; φ = 1 for r < 1 (an accepted step never shrinks the
     next) and `factor_min` otherwise. This is what the seminorm paper and torchdiffeq use.
@@ -134,9 +138,9 @@ class Integral(Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class PID(Adaptive):
-    r"""Proportional–integral–derivative control: reacts to the trend of the error, not only to its size.
+    """Proportional–integral–derivative control: reacts to the trend of the error, not only to its size.
 
-    $$dt \leftarrow dt \cdot 0.9 \; r_n^{-\beta_1/k}\, r_{n-1}^{-\beta_2/k}\, r_{n-2}^{-\beta_3/k},$$
+        dt ← dt · 0.9 · rₙ^(−β₁/k) · rₙ₋₁^(−β₂/k) · rₙ₋₂^(−β₃/k)
 
     β₁ = p + i + d, β₂ = −(p + 2d), β₃ = d. A rejected step shrinks by the integral rule. Smoother step
     sequences and fewer rejections on problems of limited stability; see Söderlind, *Digital filters in adaptive
@@ -158,6 +162,12 @@ class PID(Adaptive):
         "H211PI": (-1 / 6, 1 / 3, 0.0),
         "H312PID": (-2 / 9, 2 / 9, 1 / 18),
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("pcoeff", "icoeff", "dcoeff"):
+            if not math.isfinite(_number(name, getattr(self, name))):
+                raise ValueError(f"{name}: expected a finite number, found {getattr(self, name)}")
 
     @classmethod
     def preset(cls, name: str, **options: float) -> PID:
@@ -212,15 +222,15 @@ class PrescribedSteps(Controller):
     dts: Sequence[float]
 
     def __post_init__(self) -> None:
-        for i, dt in enumerate(self.dts):
-            if not dt > 0.0:
+        for i, dt in enumerate(_sequence("dts", self.dts)):
+            if not _number(f"dts[{i}]", dt) > 0.0:
                 raise ValueError(f"dts[{i}]: expected a positive step, found {dt}")
         object.__setattr__(self, "dts", tuple(map(float, self.dts)))
 
     @classmethod
-    def recorded(cls, accepted: Sequence[Plan]) -> PrescribedSteps:
+    def recorded(cls, record: Record) -> PrescribedSteps:
         """The accepted steps of a record; those that landed somewhere will land again."""
-        return cls([math.inf if plan.landing else plan.proposal for plan in accepted])
+        return cls([math.inf if plan.landing else plan.proposal for plan in record.accepted])
 
     def first(self) -> tuple[float, History]:
         return self._dt(0), (1.0,)
@@ -235,32 +245,46 @@ class PrescribedSteps(Controller):
 
 def _positive(controller: object, *names: str) -> None:
     for name in names:
-        value = getattr(controller, name)
+        value = _number(name, getattr(controller, name))
         if not value > 0.0:
             raise ValueError(f"{name}: expected a positive number, found {value}")
 
 
 def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    values = tuple(float(t) for t in times)
+    values = times.tolist() if isinstance(times, Tensor) else list(_sequence(name, times))
     for i, t in enumerate(values):
-        if not math.isfinite(t):
+        if not math.isfinite(_number(f"{name}[{i}]", t)):
             raise ValueError(f"{name}[{i}]: expected a finite time, found {t}")
+    return tuple(map(float, values))
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
+    return float(value)
+
+
+def _sequence(name: str, values: Any) -> Iterable[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}: expected a sequence of numbers, found {type(values).__name__}")
     return values
 
 
 def first_step(
     y0: Tensor, f0: Tensor, error: ErrorNorm, order: int, probe: Callable[[float], tuple[float, Tensor]]
 ) -> float:
-    r"""The starting step of Hairer, Nørsett and Wanner (*Solving ODEs I*, II.4), in the norm of the error test.
+    """The starting step of Hairer, Nørsett and Wanner (*Solving ODEs I*, II.4), in the norm of the error test.
 
     `probe(h)` makes an Euler step of at most h and returns its length and f at its end.
     """
     d0, d1 = float(error.size(y0, y0)), float(error.size(f0, y0))
     h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
+    if not 0.0 < h0 < math.inf:
+        h0 = 1e-6  # a norm has overflowed
     h0, f1 = probe(h0)
     d2 = float(error.size(f1 - f0, y0)) / h0
-    if not math.isfinite(d2):
-        return h0  # the error test will shrink it further
+    if not math.isfinite(max(d1, d2)):
+        return h0  # the error test will say more
     if d1 <= 1e-15 and d2 <= 1e-15:
         h1 = max(1e-6, 1e-3 * h0)
     else:

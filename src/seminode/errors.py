@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from functools import partial
 from typing import Any
 
 
@@ -27,11 +30,17 @@ class SolveError(RuntimeError):
         backward: bool = False,
     ):
         super().__init__(f"on the backward pass: {message}" if backward else message)
+        self.message = message
         self.t = t
         self.dt = dt
         self.stats = stats
         self.leaf = leaf
         self.backward = backward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it survives the way from another process."""
+        details = {name: getattr(self, name) for name in ("t", "dt", "stats", "leaf", "backward")}
+        return partial(type(self), **details), (self.message,)
 
 
 class StepSizeUnderflow(SolveError):
@@ -44,6 +53,14 @@ class MaxStepsReached(SolveError):
 
 class NonFiniteState(SolveError):
     """A NaN or an infinity appeared in the state, in the field or in the gradient."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that called into this package."""
+    depth, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth)
 
 
 class ToleranceWarning(UserWarning):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .state import Layout, flatten, same_nesting, unflatten
+from .state import Layout, flatten, mapped, same_nesting, unflatten
 
 
 class Field:
@@ -21,15 +21,14 @@ class Field:
         self.func = func
         self.layout = layout
         self.dtype = dtype  # what the user's field takes and returns
-        leaves, self._args_node = flatten(args)
-        self._args: list[Any] = [leaf for _, leaf in leaves]
         self.args = args
+        self._args = [leaf for _, leaf in flatten(args)[0]]
 
     def bind(self, tensors: Sequence[Tensor], func: Callable[..., Any] | None = None) -> Field:
         """The same field with the tensors among its args, and maybe the callable itself, replaced."""
         fresh = iter(tensors)
-        leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._args]
-        return Field(func or self.func, self.layout, self.dtype, unflatten(self._args_node, iter(leaves)))
+        args = mapped(self.args, lambda leaf: next(fresh) if isinstance(leaf, Tensor) else leaf)
+        return Field(func or self.func, self.layout, self.dtype, args)
 
     @property
     def reach(self) -> tuple[Any, ...]:

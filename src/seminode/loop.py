@@ -49,31 +49,27 @@ def integrate(
     """
     k = k1
     ratio, attempts, last = math.nan, 0, None
-    try:
-        while (plan := pace.next()) is not None:
-            if attempts >= max_steps:
-                _too_many_steps(engine, plan, max_steps, ratio)
-            if last is not None and not plan.landing and abs(plan.dt) < pace.smallest:
-                _underflow(engine, last, error, ratio)
-            attempts += 1
-            step = engine.step(plan, y, k)
-            if error is not None:
-                ratio = _error_ratio(step, error)
-            elif check:
-                _check_finite(engine, step)
-            if pace.judge(plan, ratio):
-                for observer in observers:
-                    observer.accepted(step, ratio)
-                y, last = step.y1, None
-                k = None if plan.crosses_jump else step.known_end_slope
-            else:
-                for observer in observers:
-                    observer.rejected(step, ratio)
-                k, last = step.stages[0], step
-        return y
-    finally:
-        for observer in observers:
-            observer.close()
+    while (plan := pace.next()) is not None:
+        if attempts >= max_steps:
+            _too_many_steps(engine, plan, max_steps, ratio)
+        if not plan.landing and abs(plan.dt) < pace.smallest:
+            _underflow(engine, plan, last, error, ratio)
+        attempts += 1
+        step = engine.step(plan, y, k)
+        if error is not None:
+            ratio = _error_ratio(step, error)
+        elif check:
+            _check_finite(engine, step)
+        if pace.judge(plan, ratio):
+            for observer in observers:
+                observer.accepted(step, ratio)
+            y, last = step.y1, None
+            k = None if plan.crosses_jump else step.known_end_slope
+        else:
+            for observer in observers:
+                observer.rejected(step, ratio)
+            k, last = step.stages[0], step
+    return y
 
 
 def select_first_step(engine: Eager, pace: Pace, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
@@ -131,9 +127,10 @@ def _too_many_steps(engine: Eager, plan: Plan, max_steps: int, ratio: float) -> 
     )
 
 
-def _underflow(engine: Eager, last: Step, error: ErrorNorm | None, ratio: float) -> NoReturn:
-    plan, layout = last.plan, engine.field.layout
-    if not math.isfinite(ratio):
+def _underflow(engine: Eager, plan: Plan, last: Step | None, error: ErrorNorm | None, ratio: float) -> NoReturn:
+    """`last` is the step that has just been rejected, if one was."""
+    layout, leaf = engine.field.layout, None
+    if last is not None and not math.isfinite(ratio):
         bad = last.y1 if not is_finite(last.y1) else last.slopes()[-1]
         leaf = layout.culprit(bad.detach())
         raise NonFiniteState(
@@ -143,13 +140,15 @@ def _underflow(engine: Eager, last: Step, error: ErrorNorm | None, ratio: float)
             dt=plan.dt,
             leaf=leaf,
         )
-    assert error is not None
-    leaf = error.worst_leaf(last.error().detach(), last.y0.detach(), last.y1.detach())
-    blame = f", leaf {leaf} is worst" if leaf else ""
+    misses = "has an error right at the tolerance"
+    if last is not None and error is not None:
+        leaf = error.worst_leaf(last.error().detach(), last.y0.detach(), last.y1.detach())
+        plan = last.plan
+        misses = f"of {plan.dt:.3g} misses the tolerance by a factor of {ratio:.3g}"
     raise StepSizeUnderflow(
-        f"at t = {plan.t0:g} a step of {plan.dt:.3g} still misses the tolerance by a factor of {ratio:.3g}{blame}. Try "
-        "a looser rtol or atol, float64, a `jumps=` entry if the field is discontinuous here, or check that the "
-        "solution does not blow up.",
+        f"at t = {plan.t0:g} a step {misses}{f' (leaf {leaf} is worst)' if leaf else ''}, and the next would be too "
+        "small to move the clock or below dt_min. Try a looser rtol or atol, float64, a `jumps=` entry if the field is "
+        "discontinuous here, or check that the solution does not blow up.",
         t=plan.t0,
         dt=plan.dt,
         leaf=leaf,

@@ -31,8 +31,6 @@ class AdjointState(NamedTuple):
 
 
 def _leaves(y: Any) -> list[Tensor]:
-    if isinstance(y, Tensor):
-        return [y]
     return [leaf for _, leaf in flatten(y)[0] if leaf.numel() > 0]
 
 
@@ -145,7 +143,9 @@ class ErrorNorm:
 
     def _norm(self, ratio: Tensor) -> Tensor:
         size = self.norm(self.layout.unpack(ratio))
-        if not isinstance(size, Tensor) or size.numel() != 1:
-            found = tuple(size.shape) if isinstance(size, Tensor) else type(size).__name__
-            raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {found}")
-        return size
+        if isinstance(size, Tensor) and size.numel() == 1 and not size.is_complex():
+            return size
+        found: Any = type(size).__name__
+        if isinstance(size, Tensor):
+            found = size.dtype if size.is_complex() else tuple(size.shape)
+        raise ValueError(f"norm: expected a real function that returns a 0-d tensor, found {found}")

@@ -66,7 +66,7 @@ class Pace:
 
     def begin(self, proposal: float) -> None:
         """Set the first step."""
-        self._proposal = min(max(proposal, self.controller.dt_min), self.controller.dt_max)
+        self._proposal = min(max(proposal, 2.0 * self.smallest), self.controller.dt_max)
 
     def next(self) -> Plan | None:
         """The next step, or `None` at the end."""

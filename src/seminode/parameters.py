@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .state import flatten, unflatten
+from .state import flatten, mapped
 
 
 class CaptureWatch(TorchFunctionMode):
@@ -45,9 +45,7 @@ class Restriction(CaptureWatch):
     """Takes the gradient away from captured tensors other than the given ones."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        leaves, node = flatten((args, kwargs or {}))
-        allowed = [x.detach() if self._is_capture(x) else x for _, x in leaves]
-        kept, named = unflatten(node, iter(allowed))
+        kept, named = mapped((args, kwargs or {}), lambda x: x.detach() if self._is_capture(x) else x)
         return self._keep(func(*kept, **named))
 
 
@@ -69,8 +67,7 @@ class Substitution(TorchFunctionMode):
         self._others = others
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        leaves, node = flatten((args, kwargs or {}))
-        swapped, named = unflatten(node, iter([self._others.get(id(x), x) for _, x in leaves]))
+        swapped, named = mapped((args, kwargs or {}), lambda x: self._others.get(id(x), x))
         return func(*swapped, **named)
 
 
@@ -151,7 +148,10 @@ def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
     """Globals that a function, or one defined inside it, may refer to by name."""
     for name in code.co_names:
         if name in namespace:
-            yield namespace[name]
+            value = namespace[name]
+            yield value
+            if inspect.ismodule(value):  # `config.weight`: follow the names that may be its attributes
+                yield from (vars(value)[n] for n in code.co_names if isinstance(vars(value).get(n), Tensor | nn.Module))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _named(constant, namespace)

@@ -103,6 +103,11 @@ class Record:
     rejected: tuple[Plan, ...]
     ratios: tuple[float, ...]  #: error ratio of every attempted step; empty for fixed steps
 
+    @property
+    def ts(self) -> tuple[float, ...]:
+        """Where the accepted steps begin and end."""
+        return (self.accepted[0].t0, *(plan.t1 for plan in self.accepted)) if self.accepted else ()
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -9,7 +9,6 @@ they were after it and leave no trace. And autocast is for the field, not for th
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .errors import StatefulFieldWarning
+from .errors import StatefulFieldWarning, warn
 
 
 class Buffer:
@@ -108,12 +107,11 @@ class Purity:
             return False
         self._restore = [buffer.snapshot() for buffer in self._changed]
         names = ", ".join(buffer.label for buffer in self._changed)
-        warnings.warn(
+        warn(
             f"field: an evaluation changes {names}. A solver evaluates a field many times, so these buffers are "
             "updated once a solve, by the first evaluation. For batch normalisation call .eval(), or use a layer "
             "without running statistics (GroupNorm, LayerNorm).",
             StatefulFieldWarning,
-            stacklevel=2,
         )
         return True
 

@@ -18,7 +18,7 @@ from .norms import Norm
 from .parameters import chosen
 from .problem import Forward, Problem, Solution, Status
 from .solvers import Solver
-from .state import Layout, flatten, unflatten
+from .state import Layout, flatten, mapped, unflatten
 
 
 def solve(
@@ -42,7 +42,7 @@ def solve(
     throw: bool = True,
     max_steps: int = 100_000,
 ) -> Solution:
-    r"""Solve $y' = f(t, y)$, $y(t_0) = y_0$, and make the solution differentiable.
+    """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
     Arguments:
         field: `field(t, y, *args)`, the derivative of y in the structure of y; t is a 0-d tensor in y's real dtype.
@@ -174,8 +174,4 @@ def _normal_tensors():
 
 
 def _without_inference(tree: Any) -> Any:
-    leaves, node = flatten(tree)
-    if not any(isinstance(x, Tensor) and x.is_inference() for _, x in leaves):
-        return tree
-    values = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for _, x in leaves]
-    return unflatten(node, iter(values))
+    return mapped(tree, lambda x: x.clone() if isinstance(x, Tensor) and x.is_inference() else x)

@@ -34,18 +34,9 @@ def flatten(tree: Any, name: str = "", like: Node = LEAF) -> tuple[list[tuple[st
     keys = None
     if isinstance(tree, dict):
         keys = tuple(tree) if like.keys is None else like.keys
-        kind = type(tree) if type(tree) in (dict, OrderedDict) else dict
         items = [(f"{name}[{key!r}]", tree[key]) for key in keys]
-
-        def build(children: list[Any]) -> Any:
-            return kind(zip(keys or (), children, strict=True))
     elif isinstance(tree, tuple | list):
-        kind = type(tree)
         items = [(f"{name}[{i}]", child) for i, child in enumerate(tree)]
-        named = hasattr(tree, "_fields")
-
-        def build(children: list[Any]) -> Any:
-            return kind(*children) if named else kind(children)
     else:
         return [(name, tree)], LEAF
     leaves: list[tuple[str, Any]] = []
@@ -54,7 +45,19 @@ def flatten(tree: Any, name: str = "", like: Node = LEAF) -> tuple[list[tuple[st
         below, node = flatten(child, path, like.children[i] if like.children else LEAF)
         leaves += below
         nodes.append(node)
-    return leaves, Node(build, tuple(nodes), keys)
+    return leaves, Node(_builder(tree, keys), tuple(nodes), keys)
+
+
+def _builder(tree: Any, keys: tuple[Any, ...] | None = None) -> Callable[[list[Any]], Any]:
+    """How to make a container like this one out of other children."""
+    kind = type(tree)
+    if isinstance(tree, dict):
+        keys = tuple(tree) if keys is None else keys
+        kind = kind if kind in (dict, OrderedDict) else dict
+        return lambda children: kind(zip(keys, children, strict=True))
+    if hasattr(tree, "_fields"):
+        return lambda children: kind(*children)
+    return kind
 
 
 def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
@@ -62,6 +65,15 @@ def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
     if node.build is None:
         return next(leaves)
     return node.build([unflatten(child, leaves) for child in node.children])
+
+
+def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """The structure with a function applied to its leaves; a container in which nothing changes stays the same one."""
+    if not isinstance(tree, dict | tuple | list):
+        return function(tree)
+    children = list(tree.values() if isinstance(tree, dict) else tree)
+    new = [mapped(child, function) for child in children]
+    return tree if all(a is b for a, b in zip(new, children, strict=True)) else _builder(tree)(new)
 
 
 def same_nesting(a: Any, b: Any) -> bool:

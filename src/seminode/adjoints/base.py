@@ -44,6 +44,11 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def has_tangent(x: Tensor) -> bool:
+    """Whether forward-mode differentiation is going on with respect to this tensor."""
+    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
 def outputs_of(problem: Problem) -> tuple[Outputs, list[Tensor]]:
     """What the problem wants saved, and which outputs are there before the first step."""
     times, y0 = problem.times, problem.y0
@@ -109,6 +114,8 @@ class ForwardPass:
             error = problem_found
         finally:
             self.purity.restore_buffers()
+            for observer in observers:
+                observer.close()
         self.ranges = sampler.ranges
         return Forward(
             ts=self._output_times(sampler.count),

@@ -11,7 +11,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[r
 from ..engine import TimeShifts
 from ..parameters import restricted
 from ..problem import Forward, Problem, Stats
-from .base import Adjoint, ForwardPass, transforms_active
+from .base import Adjoint, ForwardPass, has_tangent, transforms_active
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,19 @@ class Direct(Adjoint):
         field = problem.field
         if problem.params is not None:
             field = field.bind(field.arg_tensors, restricted(field.func, problem.params))
-        result = forward.run(forward.engine(field, shifts), problem.y0, shifts=shifts)
+        try:
+            result = forward.run(forward.engine(field, shifts), problem.y0, shifts=shifts)
+        except RuntimeError as error:
+            if problem.error is None or not transforms_active() or "vmap" not in str(error):
+                raise
+            raise ValueError(
+                "controller: adaptive steps look at the error, which torch.func.vmap does not allow; "
+                "pass controller=sn.FixedStep(...)"
+            ) from error
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:
-                    _count_backward(output, result.stats, len(problem.solver.interpolant) - 1)
+                    _count_backward(output, result.stats, problem.solver.stages)
         return result
 
 
@@ -43,7 +51,7 @@ def _differentiable(ts: Tensor) -> bool:
         return True
     if is_functorch_wrapped_tensor(ts):
         return True
-    return torch.autograd.forward_ad.unpack_dual(ts).tangent is not None
+    return has_tangent(ts)
 
 
 def _count_backward(output: Tensor, stats: Stats, stages: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from ..observers import Tape
 from ..parameters import CaptureWatch, differentiable, reachable
 from ..problem import Forward, Problem
-from .base import Adjoint, ForwardPass, transforms_active
+from .base import Adjoint, ForwardPass, has_tangent, transforms_active
 from .sweep import Call, Sweep, second_order
 
 
@@ -50,6 +51,8 @@ class Replay(Adjoint):
         k1, params = _first_evaluation(forward, differentiable(modules, tensors))
         args = problem.field.arg_tensors
         inputs = [problem.y0, problem.ts, *args, *params]
+        if any(map(has_tangent, inputs)):
+            raise ValueError("adjoint: Replay has no forward-mode derivative; pass adjoint=sn.Direct()")
         if not any(x.requires_grad for x in inputs):
             forward.tape = Tape()
             with torch.no_grad():
@@ -71,11 +74,14 @@ def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tenso
     field = problem.field.bind([x.detach() for x in problem.field.arg_tensors])
     engine = forward.engine(field)
     watch = CaptureWatch([y0, *field.arg_tensors])
-    with torch.no_grad():
-        if problem.params is not None:
-            return engine.first_slope(forward.start(), y0), list(problem.params)
-        with watch:
-            k1 = engine.first_slope(forward.start(), y0)
+    given, start = problem.params, forward.start()
+    try:
+        with torch.no_grad(), forward.purity.solving(), watch if given is None else contextlib.nullcontext():
+            k1 = engine.first_slope(start, y0)
+    finally:
+        forward.purity.restore_buffers()
+    if given is not None:
+        return k1, list(given)
     found = {id(x): x for x in (*static, *watch.captured.values())}
     return k1, list(found.values())
 
@@ -89,6 +95,7 @@ class ReplayFunction(Function):
         result = forward.run(forward.engine(), inputs[0].detach(), k1=call.k1)
         call.k1 = None
         call.result = result
+        call.output_times = tuple(result.ts.tolist())
         call.backward_stats = result.stats._backward
         ctx.call = call
         ctx.set_materialize_grads(False)

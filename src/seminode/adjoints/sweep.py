@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from ..loop import integrate, is_finite
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
 from ..parameters import check_captures, cut, restricted
-from ..problem import Forward, Problem
+from ..problem import Forward, Plan, Problem
 from .base import ForwardPass, outputs_of
 from .vjp import Accumulator, StepShifts, TimeGradient, pull_back
 
@@ -29,6 +29,7 @@ class Call:
         self.params = params
         self.n_args = n_args
         self.result: Forward | None = None
+        self.output_times: tuple[float, ...] = ()
         self.backward_stats: list[Any] = []
 
     def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor], list[Tensor]]:
@@ -86,6 +87,7 @@ class Sweep:
         if grad_coefficients is not None and not tape.plans:
             direct = grad_coefficients[0, 0]
             adj = direct if adj is None else adj + direct
+        self._check_sums()
         self._report()
         return self._assemble(adj)
 
@@ -133,36 +135,42 @@ class Sweep:
         if self.time is not None:
             self.time.add(plan, low, *grad_times)
         if self.problem.throw and grad_y is not None and not is_finite(grad_y):
-            self._fail(plan.t0, plan.dt, grad_y)
+            leaf = self.problem.field.layout.culprit(grad_y)
+            self._fail("the state", plan, leaf)
         return grad_y
 
     def _check_cotangents(self) -> None:
-        ys = self.grads[0]
-        if self.problem.throw and ys is not None and not is_finite(ys):
-            finite = torch.isfinite(ys).flatten(1).all(1).tolist()
-            i = finite.index(False)
-            raise NonFiniteState(
-                f"the gradient of the loss with respect to output {i} holds a NaN or an infinity",
-                t=float(self.ts[i]) if i < len(self.ts) else self.problem.times[-1],
-                stats=self.tally.stats(),
-                backward=True,
-            )
+        """Refuse what the loss handed us if it is not finite, before any work is done."""
+        if not self.problem.throw:
+            return
+        plans = self.call.forward.tape.plans
+        steps = [plan.t0 for plan in plans] or [self.problem.times[0]]
+        for grad, times, what in zip(self.grads, (self.call.output_times, steps), ("output", "step"), strict=True):
+            if grad is not None and not is_finite(grad):
+                i = torch.isfinite(grad).flatten(1).all(1).tolist().index(False)
+                message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
+                raise NonFiniteState(message, t=times[i], stats=self.tally.stats(), backward=True)
 
-    def _fail(self, t: float, dt: float, grad: Tensor) -> None:
-        leaf = self.problem.field.layout.culprit(grad)
+    def _fail(self, what: str, plan: Plan, leaf: str | None) -> NoReturn:
         raise NonFiniteState(
-            f"the gradient with respect to the state became NaN or infinite at t = {t:g} (leaf {leaf}). Look for an "
-            "operation in the field whose derivative is infinite there (sqrt, norm or pow at 0), or a gradient "
-            "that grows beyond the dtype.",
-            t=t,
-            dt=dt,
+            f"the gradient with respect to {what} became NaN or infinite at t = {plan.t0:g}"
+            f"{f' (leaf {leaf})' if leaf else ''}. Look for an operation in the field whose derivative is infinite "
+            "there (sqrt, norm or pow at 0), or a gradient that grows beyond the dtype.",
+            t=plan.t0,
+            dt=plan.dt,
             stats=self.tally.stats(),
             leaf=leaf,
             backward=True,
         )
 
+    def _check_sums(self) -> None:
+        for total in self.sums.totals if self.problem.throw else ():
+            if total is not None and not is_finite(total):
+                what = f"a parameter or argument of shape {tuple(total.shape)}"
+                self._fail(what, self.call.forward.tape.plans[0], None)
+
     def _report(self) -> None:
-        params = self.pulled if any(self.needs[2 + self.call.n_args :]) else 0
+        params = self.pulled if any(self.needs[2:]) else 0
         self.call.backward_stats[:] = [self.tally.stats(vjp_y=self.pulled, vjp_params=params)]
 
     def _assemble(self, adj: Tensor | None) -> list[Tensor | None]:
@@ -187,7 +195,7 @@ class StatesBefore(Observer):
 
 
 def _nonzero_rows(grad: Tensor | None) -> list[bool]:
-    if grad is None:
+    if grad is None or len(grad) == 0:
         return []
     return (grad.flatten(1) != 0).any(1).tolist() if grad[0].numel() else [False] * len(grad)
 

@@ -17,7 +17,7 @@ class Solver(ABC):
 
     To write one, provide:
 
-    1. `order`: the order of convergence of the solution;
+    1. `order`: the order of convergence of the solution; `stages`: how many slopes `step` returns;
     2. `error_order`: the power of dt in the local error that is estimated, or `None` without an estimate;
     3. `error_needs_end_slope`: whether the estimate reads f(t1, y1) (the first-same-as-last trick);
     4. `step(slope, dt, y0, k1)`: the new state and the slopes; `slope(c, y)` evaluates the field at node c of the step;
@@ -29,6 +29,7 @@ class Solver(ABC):
     """
 
     order: int
+    stages: int
     error_order: int | None
     error_needs_end_slope: bool
     interpolant: Sequence[Sequence[float]]

@@ -22,9 +22,9 @@ def runge_kutta_step(
     y0: Tensor,
     k1: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
-    r"""One explicit Runge–Kutta step,
+    """One explicit Runge–Kutta step,
 
-    $$k_i = f\Big(t_0 + c_i\,dt,\; y_0 + dt \sum_{j<i} a_{ij} k_j\Big), \qquad y_1 = y_0 + dt \sum_i b_i k_i.$$
+        kᵢ = f(t0 + cᵢ·dt, y0 + dt·Σⱼ aᵢⱼ·kⱼ),    y1 = y0 + dt·Σᵢ bᵢ·kᵢ.
 
     The first slope is given, since it is usually known from the step before.
     """
@@ -46,6 +46,7 @@ class ExplicitRungeKutta(Solver):
         super().__init_subclass__(**kwargs)
         tableau = cls.tableau
         cls.order = tableau.order
+        cls.stages = tableau.stages
         cls.error_order = None if tableau.e is None else tableau.error_order
         cls.error_needs_end_slope = tableau.fsal
         # Without the end slope's row where it is zero: then a polynomial costs no evaluation.
