@@ -42,7 +42,7 @@ bench: $(STAMP)-bench ## compare with torchdiffeq and torchode
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)-docs ## build the documentation into site
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environment, caches and builds; results in out stay
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis

@@ -189,7 +189,7 @@ def test_prescribed_steps_repeat_a_recorded_solve() -> None:
     options: dict[str, Any] = {"jumps": [1.0], "record": True}
     first = sn.solve(field, Y0, [0.0, 3.0], rtol=1e-5, **options)
     assert first.record is not None
-    again = sn.solve(field, Y0, [0.0, 3.0], controller=sn.PrescribedSteps.recorded(first.record.accepted), **options)
+    again = sn.solve(field, Y0, [0.0, 3.0], controller=sn.PrescribedSteps.recorded(first.record), **options)
     assert again.record is not None
     assert [p[:3] for p in again.record.accepted] == [p[:3] for p in first.record.accepted]
     assert torch.equal(first.ys, again.ys)

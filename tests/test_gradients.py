@@ -25,7 +25,7 @@ def options_for(solver: str, rtol: float = 1e-3) -> dict[str, Any]:
 def frozen(solution: sn.Solution) -> dict[str, Any]:
     """Options that take the recorded steps again, whatever the inputs."""
     assert solution.record is not None
-    return {"controller": sn.PrescribedSteps.recorded(solution.record.accepted)}
+    return {"controller": sn.PrescribedSteps.recorded(solution.record)}
 
 
 def relative(a: list[Tensor], b: list[Tensor]) -> float:

@@ -68,7 +68,7 @@ def check_state(y0: Any) -> Layout:
 def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     """ts as a tensor and on the host."""
     if not isinstance(ts, Tensor):
-        ts = _times_tensor("ts", ts)
+        ts = _times_tensor(ts, "ts: expected a 1-D tensor or a sequence of times")
         if like.device.type != "cpu" and not ts.requires_grad:
             ts = ts.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)
     if ts.ndim != 1 or ts.numel() == 0:
@@ -94,17 +94,15 @@ def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     return ts, times
 
 
-def _times_tensor(name: str, times: Any) -> Tensor:
+def _times_tensor(times: Any, expected: str) -> Tensor:
     """A tensor out of a sequence of numbers or 0-d tensors, whose gradients are kept."""
     if not isinstance(times, str | bytes | dict) and isinstance(times, Iterable):
         values = list(times)
         if all((isinstance(t, Tensor) and t.ndim == 0) or isinstance(t, Real) for t in values):
-            wide = [
-                t.to(torch.float64) if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64)
-                for t in values
-            ]
-            return torch.stack(wide) if wide else torch.empty(0)
-    raise TypeError(f"{name}: expected a tensor or a sequence of times, found {type(times).__name__}")
+            if not any(isinstance(t, Tensor) for t in values):
+                return torch.tensor(values, dtype=torch.float64)
+            return torch.stack([torch.as_tensor(t, dtype=torch.float64) for t in values])
+    raise TypeError(f"{expected}, found {type(times).__name__}")
 
 
 def check_solver(solver: Any) -> Solver:
@@ -143,11 +141,11 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
 def check_jumps(jumps: Any) -> tuple[float, ...]:
     if jumps is None:
         return ()
-    tensor = jumps if isinstance(jumps, Tensor) else _times_tensor("jumps", jumps)
+    tensor = jumps if isinstance(jumps, Tensor) else _times_tensor(jumps, "jumps: expected a sequence of times")
     if tensor.requires_grad:
         raise ValueError("jumps: gradients with respect to jump times are not computed; pass jumps.detach()")
     if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"jumps: expected real times, found {tensor.dtype}")
+        raise TypeError(f"jumps: expected a sequence of times, found Tensor of {tensor.dtype}")
     values = [float(t) for t in tensor.detach().flatten().tolist()]
     for i, t in enumerate(values):
         if not math.isfinite(t):

@@ -1,0 +1,115 @@
+"""The pages tell the truth: their Python runs, prints what they say, and their tables are those of the code.
+
+A ```text block that follows a ```python block is its output; `...` in it stands for anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import itertools
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from test_architecture import FLOORS
+
+import seminode as sn
+from seminode.arguments import DEFAULT_TOLERANCES
+from seminode.solvers import BY_NAME, ExplicitRungeKutta
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+    output: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(text.count("\n", 0, m.start("code")), m["code"], m["output"]) for m in PYTHON.finditer(text)]
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without the table's own."""
+    lines = iter((ROOT / "docs" / page).read_text(encoding="utf-8").splitlines())
+    lines = itertools.dropwhile(lambda line: line != heading, lines)
+    lines = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
+    assert len(rows) > 2, f"{page}: no table below {heading!r}"
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def floors(page: str) -> list[list[str]]:
+    """The order of imports as a page gives it, with arrows between the floors."""
+    match = re.search(r"errors, combination[a-z,→\s]*→\s+solve\b", (ROOT / page).read_text(encoding="utf-8"))
+    assert match, f"{page} does not give the order of imports"
+    return [floor.replace(",", " ").split() for floor in match[0].split("→")]
+
+
+@every_page
+def test_code_runs_and_prints_what_the_page_says(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        # Blank lines in front, so that a traceback names the line of the page.
+        program = compile("\n" * block.line + block.code, str(page), "exec", dont_inherit=True)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(program, namespace)
+        said, found = block.output, printed.getvalue()
+        if said is not None and not doctest.OutputChecker().check_output(said, found, LENIENT):
+            pytest.fail(f"{page.name}, line {block.line}: the page says\n{said}\nand the code\n{found}")
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_pages_with_code_are_found() -> None:
+    assert {page.name for page in PAGES if blocks(page)} >= {"README.md", "start.md", "solvers.md", "gradients.md"}
+
+
+def test_solver_table_is_that_of_the_tableaux() -> None:
+    expected = []
+    for name, solver in BY_NAME.items():
+        assert issubclass(solver, ExplicitRungeKutta)
+        tableau = solver.tableau
+        embedded = "–" if tableau.embedded_order is None else str(tableau.embedded_order)
+        numbers = [str(tableau.order), embedded, str(tableau.stages), str(tableau.interpolant_order)]
+        expected.append([name, f"sn.{solver.__name__}", *numbers])
+    assert table("solvers.md", "## Solvers") == expected
+
+
+def test_rooms_are_those_of_the_house() -> None:
+    described = [row[0] for row in table("design.md", "## Rooms")]
+    assert described == [room for floor in floors("docs/design.md") for room in floor]
+    for page in ("docs/design.md", "CONTRIBUTING.md"):
+        assert [set(floor) for floor in floors(page)] == FLOORS, page
+
+
+def test_preset_table_is_that_of_the_code() -> None:
+    rows = {name: tuple(map(_number, cells)) for name, *cells in table("solvers.md", "### PID")}
+    assert rows == {name: pytest.approx(values) for name, values in sn.PID.PRESETS.items()}
+    assert sn.PID() == sn.PID.preset("PI34")
+
+
+def test_tolerance_table_is_that_of_the_code() -> None:
+    rows = {row[0]: (float(row[1]), float(row[2])) for row in table("solvers.md", "## Tolerances")}
+    assert rows == {str(dtype).removeprefix("torch."): values for dtype, values in DEFAULT_TOLERANCES.items()}
+
+
+def _number(cell: str) -> float:
+    return float(Fraction(cell.replace("−", "-")))

@@ -1,0 +1,232 @@
+"""Norms against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seminode import norms
+from seminode.norms import AdjointState, ErrorNorm
+from seminode.state import Layout
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+NAN, INF = math.nan, math.inf
+EMPTY = vector()
+PAIR = (vector(3.0, 4.0), vector(0.0, 2.0, -6.0, 3.0))  # sums of squares 25 and 49
+
+FORWARD = {
+    "tensor, rms": (norms.rms, vector(3.0, 4.0), math.sqrt(12.5)),
+    "tensor, max": (norms.max, vector(3.0, -4.0), 4.0),
+    "tensor, mixed": (norms.mixed, vector(3.0, 4.0), math.sqrt(12.5)),
+    "tensor, mixed_per_tensor": (norms.mixed_per_tensor, vector(3.0, 4.0), math.sqrt(12.5)),
+    "matrix, rms": (norms.rms, torch.full((2, 5), -2.0), 2.0),
+    "scalar, rms": (norms.rms, torch.tensor(-7.0), 7.0),
+    "scalar, max": (norms.max, torch.tensor(-7.0), 7.0),
+    "pair, rms": (norms.rms, PAIR, math.sqrt(74 / 6)),
+    "pair, max": (norms.max, PAIR, 6.0),
+    "pair, mixed": (norms.mixed, PAIR, math.sqrt(12.5)),
+    "pair, mixed_per_tensor": (norms.mixed_per_tensor, PAIR, math.sqrt(12.5)),
+    "second leaf larger": (
+        norms.mixed_per_tensor,
+        {"q": vector(1.0, 1.0), "p": [vector(0.0, 0.0, 6.0)]},
+        math.sqrt(12),
+    ),
+    "one leaf in a list": (norms.mixed_per_tensor, [vector(3.0, 4.0)], math.sqrt(12.5)),
+    "nested, rms": (norms.rms, {"q": vector(3.0), "p": [vector(4.0, 0.0), (vector(0.0),)]}, 2.5),
+    "complex, rms": (norms.rms, torch.tensor([3.0 + 4.0j, 0.0]), math.sqrt(12.5)),
+    "complex, max": (norms.max, torch.tensor([3.0 + 4.0j, 0.0]), 5.0),
+    "zeros, rms": (norms.rms, torch.zeros(3), 0.0),
+    "infinity, rms": (norms.rms, vector(1.0, INF), INF),
+    "infinity, max": (norms.max, (vector(1.0), vector(-INF)), INF),
+}
+
+
+@pytest.mark.parametrize(("norm", "y", "expected"), FORWARD.values(), ids=FORWARD.keys())
+def test_value(norm, y, expected):
+    value = norm(y)
+    assert value.numel() == 1
+    assert not value.is_complex()
+    assert float(value) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", norms.FORWARD)
+def test_a_nan_is_not_lost(name):
+    norm = norms.FORWARD[name]
+    assert math.isnan(norm(vector(1.0, NAN)))
+    assert math.isnan(norm((vector(1.0), vector(NAN, 0.0))))
+    assert math.isnan(norm((vector(NAN), vector(1.0, 0.0))))
+
+
+@pytest.mark.parametrize("name", norms.FORWARD)
+@pytest.mark.parametrize("leaves", [(EMPTY, *PAIR), (PAIR[0], EMPTY, PAIR[1]), (*PAIR, EMPTY, EMPTY)])
+def test_empty_leaves_count_for_nothing(name, leaves):
+    norm = norms.FORWARD[name]
+    assert float(norm(leaves)) == float(norm(PAIR))
+
+
+def test_the_rms_does_not_depend_on_how_a_state_is_split():
+    y = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64)
+    whole = float(norms.rms(y))
+    assert float(norms.rms(y.split(3))) == pytest.approx(whole)
+    assert float(norms.rms({"a": y[:1], "b": (y[1:2], y[2:])})) == pytest.approx(whole)
+
+
+# Norms of an adjoint state.
+
+STATE = AdjointState(
+    a_t=vector(10.0),
+    z=vector(3.0, 4.0),
+    a_z=vector(1.0, 7.0),
+    a_params=(vector(20.0), vector(0.0, 0.0, 0.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        # The gradients of all parameters as one vector: sqrt(400 / 4) = 10, as large as a_t.
+        ("mixed", {}, 10.0),
+        ("mixed", {"a_t": vector(0.0)}, 10.0),
+        ("mixed", {"a_t": vector(-11.0)}, 11.0),
+        ("mixed", {"z": vector(50.0, 50.0)}, 50.0),
+        ("mixed", {"a_z": (vector(1.0), vector(60.0))}, 60.0),
+        ("mixed", {"a_t": vector(0.0), "a_params": ()}, 5.0),
+        # One tensor of a parameter at a time: the 20 counts in full.
+        ("mixed_per_tensor", {}, 20.0),
+        ("mixed_per_tensor", {"a_params": (vector(0.0),)}, 10.0),
+        ("mixed_per_tensor", {"a_t": vector(0.0), "a_params": ()}, 5.0),
+        ("seminorm", {}, 5.0),
+        ("seminorm", {"z": vector(6.0, 8.0)}, math.sqrt(50.0)),
+        ("seminorm", {"a_z": {"q": vector(1.0, 1.0), "p": vector(9.0)}}, 9.0),
+        ("seminorm", {"a_params": ()}, 5.0),
+        ("seminorm_rms", {}, math.sqrt(75 / 4)),
+        ("seminorm_rms", {"z": (vector(3.0), vector(4.0, 0.0))}, math.sqrt(75 / 5)),
+    ],
+)
+def test_adjoint_norm(name, changes, expected):
+    assert float(norms.BACKWARD[name](STATE._replace(**changes))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["seminorm", "seminorm_rms"])
+@pytest.mark.parametrize("segment", ["a_t", "a_params"])
+@pytest.mark.parametrize("value", [1e9, INF, NAN])
+def test_a_seminorm_does_not_read_plain_integrals(name, segment, value):
+    norm = norms.BACKWARD[name]
+    assert float(norm(STATE._replace(**{segment: vector(value, 1.0)}))) == float(norm(STATE))
+
+
+@pytest.mark.parametrize("name", ["mixed", "mixed_per_tensor"])
+@pytest.mark.parametrize("segment", AdjointState._fields)
+def test_a_mixed_norm_reads_every_segment(name, segment):
+    assert float(norms.BACKWARD[name](STATE._replace(**{segment: vector(100.0)}))) == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("segment", ["z", "a_z"])
+@pytest.mark.parametrize("name", ["seminorm", "seminorm_rms"])
+def test_a_seminorm_reads_state_and_adjoint(name, segment):
+    assert float(norms.BACKWARD[name](STATE._replace(**{segment: vector(100.0)}))) > 50.0
+
+
+@pytest.mark.parametrize("name", norms.BACKWARD)
+@pytest.mark.parametrize("empty", [(), [], EMPTY, (EMPTY,), {"w": EMPTY}], ids=repr)
+@pytest.mark.parametrize("segment", ["a_t", "a_params"])
+def test_a_segment_without_entries_counts_for_nothing(name, segment, empty):
+    norm = norms.BACKWARD[name]
+    nothing = STATE._replace(**{segment: vector(0.0)})
+    assert float(norm(STATE._replace(**{segment: empty}))) == pytest.approx(float(norm(nothing)))
+
+
+@pytest.mark.parametrize("name", ["seminorm", "seminorm_rms"])
+@pytest.mark.parametrize("y", [vector(1.0), (vector(1.0),) * 4], ids=["tensor", "tuple of four"])
+def test_a_seminorm_refuses_other_states(name, y):
+    with pytest.raises(TypeError, match=rf"norms\.{name} expects an AdjointState .*, found (Tensor|tuple)"):
+        norms.BACKWARD[name](y)
+
+
+@pytest.mark.parametrize("name", ["mixed", "mixed_per_tensor"])
+def test_mixed_norms_are_the_same_on_an_ordinary_state(name):
+    four = (vector(1.0), vector(2.0), vector(3.0), (vector(20.0), vector(0.0, 0.0, 0.0)))
+    assert float(norms.BACKWARD[name](four)) == 20.0
+
+
+# The size of an error relative to the tolerances.
+
+
+def error_norm(y: Any, rtol: Any, atol: Any, norm: norms.Norm = norms.max) -> ErrorNorm:
+    layout = Layout.of(y)
+    return ErrorNorm(layout, norm, rtol, atol, layout.pack(y))
+
+
+def test_allowed_error():
+    error = error_norm(vector(0.0, 0.0), 0.1, 0.5)
+    assert error.allowed(vector(2.0, 10.0)).tolist() == pytest.approx([0.7, 1.5])
+    error = error_norm(vector(0.0, 0.0), vector(0.1, 0.2), vector(0.5, 0.0))
+    assert error.allowed(vector(2.0, 10.0)).tolist() == pytest.approx([0.7, 2.0])
+
+
+def test_size_and_ratio():
+    error = error_norm(vector(0.0, 0.0), 0.1, 0.5)
+    assert float(error.size(vector(1.4, 1.5), vector(-2.0, 10.0))) == pytest.approx(2.0)
+    # The larger of |y0| and |y1| counts, entry by entry.
+    ratio = error.ratio(vector(-1.4, 3.0), vector(2.0, 0.0), vector(1.0, -10.0))
+    assert float(ratio) == pytest.approx(2.0)
+
+
+def test_ratio_of_a_complex_state_is_real():
+    y = torch.tensor([3.0 + 4.0j, 0.0j], dtype=torch.complex128)
+    error = error_norm(y, 0.1, 0.5)
+    ratio = error.ratio(torch.tensor([0.6 + 0.8j, 0.0j], dtype=torch.complex128), y, 0 * y)
+    assert ratio.dtype == torch.float64
+    assert float(ratio) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_zero_that_stays_zero_has_no_error(dtype):
+    zero = torch.zeros(2, dtype=dtype)
+    assert float(error_norm(zero, 1e-3, 0.0).ratio(zero, zero, zero)) == 0.0
+
+
+def test_the_norm_gets_the_structure_of_the_state():
+    seen = []
+
+    def norm(ratio):
+        seen.append(ratio)
+        return norms.rms(ratio)
+
+    y = {"q": vector(1.0, 2.0), "p": (torch.ones(2, 2, dtype=torch.float64),)}
+    error = error_norm(y, 0.0, 2.0, norm)
+    error.size(vector(2.0, 4.0, 6.0, 8.0, 10.0, 12.0), torch.zeros(6, dtype=torch.float64))
+    (ratio,) = seen
+    assert list(ratio) == ["q", "p"]
+    assert ratio["q"].tolist() == [1.0, 2.0]
+    assert ratio["p"][0].tolist() == [[3.0, 4.0], [5.0, 6.0]]
+
+
+def test_worst_leaf():
+    y = {"q": vector(0.0, 0.0), "none": EMPTY, "p": vector(0.0)}
+    error = error_norm(y, 0.0, vector(1.0, 1.0, 100.0))
+    zero = torch.zeros(3, dtype=torch.float64)
+    assert error.worst_leaf(vector(0.0, 2.0, 50.0), zero, zero) == "y['q']"
+    assert error.worst_leaf(vector(0.0, 2.0, 500.0), zero, zero) == "y['p']"
+    assert error_norm(vector(1.0), 0.0, 1.0).worst_leaf(vector(1.0), vector(1.0), vector(1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(0.5, "float"), (None, "NoneType"), (torch.ones(2), r"\(2,\)"), (torch.ones(0), r"\(0,\)")],
+    ids=repr,
+)
+def test_a_norm_that_returns_something_else_is_refused(value, found):
+    def norm(_: Any) -> Any:
+        return value
+
+    with pytest.raises(ValueError, match=rf"norm: expected a real function that returns a 0-d tensor, found {found}"):
+        error_norm(vector(1.0), 0.0, 1.0, norm).size(vector(1.0), vector(1.0))
