@@ -154,11 +154,11 @@ def test_a_dt_min_that_is_never_reached_changes_nothing(at_dt_min):
 
 
 @every_adjoint
-@pytest.mark.parametrize("outputs", [2, 50])
-def test_max_steps_count_over_the_whole_solve(outputs, adjoint):
+@pytest.mark.parametrize(("outputs", "jumps"), [(2, None), (50, None), (2, [0.1, 0.2, 0.3])])
+def test_max_steps_count_over_the_whole_solve(outputs, jumps, adjoint):
     ts = torch.linspace(0.0, 10.0, outputs, dtype=torch.float64)
     with pytest.raises(sn.MaxStepsReached, match=r"^20 steps were tried .* rtol and atol, or max_steps") as caught:
-        sn.solve(lambda t, y: torch.cos(20 * t) * y, Y0, ts, max_steps=20, adjoint=adjoint)
+        sn.solve(lambda t, y: torch.cos(20 * t) * y, Y0, ts, max_steps=20, jumps=jumps, adjoint=adjoint)
     error = caught.value
     assert error.stats.accepted + error.stats.rejected == 20
     assert 0.0 < error.t < 10.0
@@ -616,6 +616,7 @@ def test_an_interrupt_of_the_backward_pass(late, adjoint):
         sol = sn.solve(net, y0, [0.0, 0.4, 1.0], adjoint=adjoint)
     expected = torch.autograd.grad(sol.ys.sum(), [y0, *net.parameters()], retain_graph=True)
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    torch.rand(5)  # now the generator is not where an evaluation leaves it
     random = torch.get_rng_state()
     net.stop = net.calls + late
     with pytest.raises(KeyboardInterrupt):

@@ -404,6 +404,12 @@ def start_in_a_closure(adjoint):
     return [y0], sol.ys.sum()
 
 
+def start_out_of_sight(adjoint):
+    y0 = X.clone().requires_grad_()
+    sol = sn.solve(Slotted(y0), y0, TS, adjoint=adjoint)
+    return [y0], sol.ys.sum()
+
+
 def made_start_in_a_closure(adjoint):
     encoder = linear(0)
     y0 = encoder(X)
@@ -513,6 +519,7 @@ PROBLEMS = [
     chain_of_captures,
     weight_norm,
     start_in_a_closure,
+    start_out_of_sight,
     made_start_in_a_closure,
     start_made_by_the_field,
     made_start_of_the_field_in_a_closure,

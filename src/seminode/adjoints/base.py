@@ -80,6 +80,10 @@ class ForwardPass:
         self.purity = Purity(problem.y0.device, self.modules)
         self.recorder = Recorder() if problem.record else None
 
+    def keep_no_states(self) -> None:
+        """There will be no backward pass."""
+        self.every, self.tape = None, Tape()
+
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
         problem = self.problem
         log = None if self.recorder is None else self.recorder.evaluations
@@ -99,8 +103,10 @@ class ForwardPass:
         outputs, first = outputs_of(problem)
         sampler = Sampler(outputs, [y0] * len(first), shifts)
         dense = DenseRecorder() if problem.dense else None
-        observers: list[Observer] = [self.tally, sampler, self.tape]
-        observers += [o for o in (dense, self.recorder) if o is not None]
+        # Without a gradient, dense output or steps to save, a long solve keeps no list of its steps.
+        tape = self.tape if self.every is not None or problem.dense or problem.save == "steps" else None
+        observers: list[Observer] = [self.tally, sampler]
+        observers += [o for o in (tape, dense, self.recorder) if o is not None]
         if problem.progress:
             observers.append(Progress(problem.times))
         error = None

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..observers import Tape
 from ..parameters import CaptureWatch, differentiable, reachable
 from ..problem import Forward, Problem
 from .base import Adjoint, ForwardPass, has_tangent, transforms_active
@@ -54,7 +53,7 @@ class Replay(Adjoint):
         if any(map(has_tangent, inputs)):
             raise ValueError("adjoint: Replay has no forward-mode derivative; pass adjoint=sn.Direct()")
         if not any(x.requires_grad for x in inputs):
-            forward.tape = Tape()
+            forward.keep_no_states()
             with torch.no_grad():
                 return forward.run(forward.engine(), problem.y0, k1=k1)
         call = Call(forward, k1, params, len(args))

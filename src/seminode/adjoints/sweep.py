@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -211,7 +212,7 @@ def second_order(
 
     The taped steps are taken again under autograd, differentiated once with a graph, and that graph once more.
     """
-    forward = ForwardPass(call.forward.problem, modules=[])
+    forward = ForwardPass(replace(call.forward.problem, record=False, progress=False), modules=[])
     forward.purity = call.forward.purity
     args = inputs[2 : 2 + call.n_args]
     with torch.enable_grad():
