@@ -165,6 +165,39 @@ def test_a_plain_tuple_may_answer_for_a_named_one():
     torch.testing.assert_close(sol.ys.q[-1], Y0 * (math.cos(1.0) + math.sin(1.0)), rtol=1e-5, atol=1e-5)
 
 
+@every_adjoint
+@pytest.mark.parametrize("nest", [False, True])
+def test_a_result_that_the_next_evaluation_overwrites(nest, adjoint):
+    """A field that writes all its answers into one tensor: refused, or copied in time."""
+    out = torch.empty_like(Y0)
+
+    def field(t, y):
+        torch.neg(y["q"] if nest else y, out=out)
+        return {"q": out} if nest else out
+
+    try:
+        ys = sn.solve(field, {"q": Y0} if nest else Y0, [0.0, 1.0], adjoint=adjoint).ys
+    except ValueError as error:
+        assert str(error).startswith("field: ")  # noqa: PT017
+    else:
+        torch.testing.assert_close((ys["q"] if nest else ys)[-1], Y0 * math.exp(-1.0), rtol=1e-5, atol=1e-5)
+
+
+@every_adjoint
+def test_a_result_that_is_always_the_same_tensor(adjoint):
+    slope = torch.full_like(Y0, 2.0)
+    ys = sn.solve(lambda t, y: slope, Y0, [0.0, 0.5, 1.0], adjoint=adjoint).ys
+    torch.testing.assert_close(ys[-1], Y0 + 2.0, rtol=1e-14, atol=0.0)
+
+
+@every_adjoint
+def test_y_itself_may_be_the_result_but_not_be_written_to(adjoint):
+    ys = sn.solve(lambda t, y: y, Y0, [0.0, 1.0], adjoint=adjoint).ys
+    torch.testing.assert_close(ys[-1], Y0 * math.e, rtol=1e-5, atol=0.0)
+    with pytest.raises(ValueError, match=r"^field: changed y in place"):
+        sn.solve(lambda t, y: y.neg_(), Y0.clone(), [0.0, 1.0], adjoint=adjoint)
+
+
 def test_an_error_in_the_field_comes_through():
     def field(t, y):
         raise LookupError("my own")

@@ -727,11 +727,17 @@ def test_a_change_of_a_parameter_used_late_is_noticed(adjoint):
 
 
 @every_adjoint
-def test_a_change_of_a_frozen_parameter_does_no_silent_harm(adjoint):
+@pytest.mark.parametrize("kept", ["module", "closure", "args"])
+def test_a_change_of_a_constant_does_no_silent_harm(kept, adjoint):
     net, v = Decay().requires_grad_(False), scalar(0.2)
-    sol = sn.solve(lambda t, y: net(t, y) * v, vector(1.0, -2.0), [0.0, 1.0], adjoint=adjoint, **TIGHT)
-    with torch.no_grad():
-        net.w.add_(1.0)
+    w = net.w if kept == "module" else scalar(requires_grad=False)
+    field, args = {
+        "module": (lambda t, y: net(t, y) * v, ()),
+        "closure": (lambda t, y: -w * y * v, ()),
+        "args": (lambda t, y, w: -w * y * v, (w,)),
+    }[kept]
+    sol = sn.solve(field, vector(1.0, -2.0), [0.0, 1.0], args=args, adjoint=adjoint, **TIGHT)
+    w.add_(1.0)
     try:
         sol.ys[-1].sum().backward()
     except RuntimeError as error:
