@@ -228,5 +228,5 @@ def test_a_norm_that_returns_something_else_is_refused(value, found):
     def norm(_: Any) -> Any:
         return value
 
-    with pytest.raises(ValueError, match=rf"norm: expected a real function that returns a 0-d tensor, found {found}"):
+    with pytest.raises(ValueError, match=rf"norm: expected a function that returns a 0-d tensor, found {found}"):
         error_norm(vector(1.0), 0.0, 1.0, norm).size(vector(1.0), vector(1.0))

@@ -98,7 +98,7 @@ def _times_tensor(times: Any, expected: str) -> Tensor:
     """A tensor out of a sequence of numbers or 0-d tensors, whose gradients are kept."""
     if not isinstance(times, str | bytes | dict) and isinstance(times, Iterable):
         values = list(times)
-        if all((isinstance(t, Tensor) and t.ndim == 0) or isinstance(t, Real) for t in values):
+        if all((isinstance(t, Tensor) and t.ndim == 0) or _is_real(t) for t in values):
             if not any(isinstance(t, Tensor) for t in values):
                 return torch.tensor(values, dtype=torch.float64)
             return torch.stack([torch.as_tensor(t, dtype=torch.float64) for t in values])
@@ -115,7 +115,7 @@ def check_solver(solver: Any) -> Solver:
     if solver not in BY_NAME:
         near = [name for name in BY_NAME if name.startswith(solver.lower())] if solver else []
         near = near or difflib.get_close_matches(solver.lower(), BY_NAME, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"solver: unknown name {solver!r}{hint} Known: {', '.join(BY_NAME)}")
     return BY_NAME[solver]()
 
@@ -144,6 +144,8 @@ def check_jumps(jumps: Any) -> tuple[float, ...]:
     tensor = jumps if isinstance(jumps, Tensor) else _times_tensor(jumps, "jumps: expected a sequence of times")
     if tensor.requires_grad:
         raise ValueError("jumps: gradients with respect to jump times are not computed; pass jumps.detach()")
+    if tensor.ndim != 1:
+        raise ValueError(f"jumps: expected shape (n,), found {tuple(tensor.shape)}")
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"jumps: expected a sequence of times, found Tensor of {tensor.dtype}")
     values = [float(t) for t in tensor.detach().flatten().tolist()]
@@ -226,9 +228,9 @@ def _checked_number(name: str, value: float) -> float:
 
 
 def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
-    smallest = float(rtol.min()) if isinstance(rtol, Tensor) else rtol
+    smallest = rtol if isinstance(rtol, float) else float(torch.where(rtol > 0, rtol, torch.inf).min())
     limit = 4 * torch.finfo(like.dtype).eps
-    if smallest < limit:
+    if 0.0 < smallest < limit:  # none at all is absolute control, which is fine
         warn(
             f"rtol = {smallest:g} is below {limit:.2g}, four times the rounding error of {like.dtype}: the solver "
             "would chase rounding noise. Use a looser rtol or a wider dtype.",

@@ -84,7 +84,7 @@ class Adaptive(Controller):
         if self.safety > 1.0:
             raise ValueError(f"safety: expected at most 1, found {self.safety}")
         _number("dt_min", self.dt_min)
-        if not 0.0 <= self.dt_min <= self.dt_max:
+        if not 0.0 <= self.dt_min <= self.dt_max or self.dt_min == math.inf:
             raise ValueError(f"dt_min: expected 0 <= dt_min <= dt_max = {self.dt_max}, found {self.dt_min}")
         if not self.factor_min < 1.0 < self.factor_max:
             raise ValueError(

@@ -54,7 +54,7 @@ class TimeShifts:
 class Step:
     """A step that has been computed, as observers see it. f(t1, y1) is evaluated when it is first asked for."""
 
-    __slots__ = ("_end_slope", "_engine", "_shift", "dt", "plan", "stages", "y0", "y1")
+    __slots__ = ("_end_slope", "_engine", "_shift", "_versions", "dt", "plan", "stages", "y0", "y1")
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Step:
         y0: Tensor,
         y1: Tensor,
         stages: list[Tensor],
+        versions: list[int],
     ):
         self._engine = engine
         self._shift = shift
@@ -74,6 +75,8 @@ class Step:
         self.y0 = y0
         self.y1 = y1
         self.stages = stages
+        self._versions = versions
+        self._check_untouched()
 
     @property
     def known_end_slope(self) -> Tensor | None:
@@ -85,7 +88,17 @@ class Step:
         if self._end_slope is None:
             shift = None if self._shift is None else self._shift[1]
             self._end_slope = self._engine.slope(self.plan.stage_time(1.0), self.y1, shift)
+            self._check_untouched()
         return [*self.stages, self._end_slope]
+
+    def _check_untouched(self) -> None:
+        """A field may return one and the same constant, but not write into what it has returned before."""
+        for k, version in zip(self.stages, self._versions, strict=True):
+            if k._version != version:
+                raise ValueError(
+                    "field: wrote into a tensor that it had returned before, which is still in use; expected a new "
+                    "tensor from every evaluation"
+                )
 
     def error(self) -> Tensor:
         """The estimate of the local error."""
@@ -161,18 +174,15 @@ class Eager:
         """Take the step; without k1 that is evaluated first."""
         if k1 is None:
             k1 = self.start_slope(plan, y0)
-        if self._shifts is None:
-            shift = None
-            dt: StepSize = plan.dt
+        versions = [k1._version]
+        shift = None if self._shifts is None else self._shifts.of(plan)
+        dt = plan.dt if shift is None else MovingStep(plan.dt, shift[1] - shift[0])
 
-            def slope(c: float, y: Tensor) -> Tensor:
-                return self.slope(plan.stage_time(c), y)
-        else:
-            shift = start, end = self._shifts.of(plan)
-            dt = MovingStep(plan.dt, end - start)
-
-            def slope(c: float, y: Tensor) -> Tensor:
-                return self.slope(plan.stage_time(c), y, (1.0 - c) * start + c * end)
+        def slope(c: float, y: Tensor) -> Tensor:
+            moved = None if shift is None else (1.0 - c) * shift[0] + c * shift[1]
+            k = self.slope(plan.stage_time(c), y, moved)
+            versions.append(k._version)
+            return k
 
         y1, stages = self.solver.step(slope, dt, y0, k1)
-        return Step(self, plan, shift, dt, y0, y1, stages)
+        return Step(self, plan, shift, dt, y0, y1, stages, versions)

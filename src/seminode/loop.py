@@ -140,8 +140,14 @@ def _underflow(engine: Eager, plan: Plan, last: Step | None, error: ErrorNorm | 
             dt=plan.dt,
             leaf=leaf,
         )
+    if error is None:
+        raise StepSizeUnderflow(
+            f"at t = {plan.t0:g} a step of {plan.dt:.3g} is too small to move the clock; take a larger dt",
+            t=plan.t0,
+            dt=plan.dt,
+        )
     misses = "has an error right at the tolerance"
-    if last is not None and error is not None:
+    if last is not None:
         leaf = error.worst_leaf(last.error().detach(), last.y0.detach(), last.y1.detach())
         plan = last.plan
         misses = f"of {plan.dt:.3g} misses the tolerance by a factor of {ratio:.3g}"

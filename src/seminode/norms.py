@@ -148,4 +148,4 @@ class ErrorNorm:
         found: Any = type(size).__name__
         if isinstance(size, Tensor):
             found = size.dtype if size.is_complex() else tuple(size.shape)
-        raise ValueError(f"norm: expected a real function that returns a 0-d tensor, found {found}")
+        raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {found}")

@@ -21,6 +21,7 @@ class CaptureWatch(TorchFunctionMode):
     def __init__(self, known: Iterable[Tensor]):
         super().__init__()
         self.captured: dict[int, Tensor] = {}
+        self.constants: dict[int, tuple[Tensor, int]] = {}  # those that require none, with their versions
         # The tensors themselves are kept: an id may be reused as soon as its owner dies.
         self._inside: dict[int, Tensor] = {id(x): x for x in known}
 
@@ -29,6 +30,8 @@ class CaptureWatch(TorchFunctionMode):
         for tensor in _tensors((args, kwargs)):
             if self._is_capture(tensor):
                 self.captured.setdefault(id(tensor), tensor)
+            elif id(tensor) not in self._inside and not tensor.is_inference():
+                self.constants.setdefault(id(tensor), (tensor, tensor._version))
         return self._keep(func(*args, **kwargs))
 
     def _is_capture(self, x: Any) -> bool:
@@ -36,7 +39,7 @@ class CaptureWatch(TorchFunctionMode):
 
     def _keep(self, result: Any) -> Any:
         for tensor in _tensors(result):
-            if id(tensor) not in self.captured:
+            if id(tensor) not in self.captured and id(tensor) not in self.constants:
                 self._inside[id(tensor)] = tensor
         return result
 

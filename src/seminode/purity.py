@@ -9,7 +9,7 @@ they were after it and leave no trace. And autocast is for the field, not for th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -81,12 +81,17 @@ class Purity:
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
         frozen = {id(p): p for m in modules for p in m.parameters() if not p.requires_grad and not p.is_inference()}
-        self._frozen = [(p, p._version) for p in frozen.values()]
+        self._constants = [(p, p._version) for p in frozen.values()]
         self._device = device.type
         self.autocast: Callable[[], AbstractContextManager[Any]] | None = None
         if torch.is_autocast_enabled(device.type):
             dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
             self.autocast = partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
+
+    def remember(self, constants: Iterable[tuple[Tensor, int]]) -> None:
+        """Tensors that an evaluation was seen to use, with their versions then."""
+        known = {id(buffer.value) for buffer in self._buffers}
+        self._constants += [(tensor, version) for tensor, version in constants if id(tensor) not in known]
 
     def prepare(self) -> None:
         """Before an evaluation: the same random numbers, the same buffers."""
@@ -138,8 +143,8 @@ class Purity:
 
     def _check_unchanged(self) -> None:
         """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""
-        constants = [(b.value, b.version) for b in self._buffers if b not in self._changed]
-        for tensor, version in (*self._frozen, *constants):
+        buffers = [(b.value, b.version) for b in self._buffers if b not in self._changed]
+        for tensor, version in (*self._constants, *buffers):
             if tensor._version != version:
                 raise RuntimeError(
                     f"a tensor of shape {tuple(tensor.shape)} that the field uses has been modified by an inplace "

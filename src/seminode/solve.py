@@ -45,7 +45,8 @@ def solve(
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
     Arguments:
-        field: `field(t, y, *args)`, the derivative of y in the structure of y; t is a 0-d tensor in y's real dtype.
+        field: `field(t, y, *args)`, the derivative of y in the structure of y; t is a 0-d tensor in y's real dtype
+            (float32 for half precision).
         y0: a tensor, or any nesting of tuples, lists and dicts of tensors of one dtype; float32, float64, complex64,
             complex128, or bfloat16 and float16, which are integrated in float32.
         ts: times of the outputs, increasing or decreasing; y0 belongs to the first. Inner times do not shorten steps;
@@ -66,8 +67,8 @@ def solve(
         dense: also return the solution as a function of time.
         record: also return the times of all evaluations and steps.
         progress: show a progress bar on a terminal.
-        throw: raise if the solve cannot go on; otherwise return what there is, with its status. On the backward pass,
-            also whether a gradient that is not finite is an error.
+        throw: raise if the solve cannot go on; otherwise return what there is, with its status. With `Replay` also
+            whether a gradient that is not finite is an error on the backward pass.
         max_steps: limit on the attempted steps of the whole solve.
 
     Example:

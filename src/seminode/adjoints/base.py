@@ -142,9 +142,11 @@ class ForwardPass:
         plans: Sequence[Plan] | None,
     ) -> None:
         problem = self.problem
-        if problem.times[0] == problem.times[-1]:
-            return
         check = not transforms_active()
+        if problem.times[0] == problem.times[-1]:
+            if check:
+                check_start(y0, None, problem.field.layout, problem.times[0])
+            return
         pace = self._pace()
         if k1 is None:
             k1 = engine.first_slope(self.start(), y0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,14 +72,15 @@ def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tenso
     field = problem.field.bind([x.detach() for x in problem.field.arg_tensors])
     engine = forward.engine(field)
     watch = CaptureWatch([y0, *field.arg_tensors])
-    given, start = problem.params, forward.start()
+    start = forward.start()
     try:
-        with torch.no_grad(), forward.purity.solving(), watch if given is None else contextlib.nullcontext():
+        with torch.no_grad(), forward.purity.solving(), watch:
             k1 = engine.first_slope(start, y0)
     finally:
         forward.purity.restore_buffers()
-    if given is not None:
-        return k1, list(given)
+    forward.purity.remember(watch.constants.values())
+    if problem.params is not None:
+        return k1, list(problem.params)
     found = {id(x): x for x in (*static, *watch.captured.values())}
     return k1, list(found.values())
 

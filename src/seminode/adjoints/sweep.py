@@ -79,6 +79,8 @@ class Sweep:
         for segment in range(len(tape.states) - 1, -1, -1):
             start = segment * every
             plans = tape.plans[start : start + every]
+            if adj is None and not any(map(self._holds_cotangent, range(start, start + len(plans)))):
+                continue
             states = self._states(tape.states[segment], plans)
             for j in range(len(plans) - 1, -1, -1):
                 adj = self._step(start + j, states.pop(), adj)
@@ -107,6 +109,11 @@ class Sweep:
         before = StatesBefore()
         integrate(self._engine(None), RecordedPace(plans[:-1]), y.detach(), [before], check=False)
         return [*before.states, before.last]
+
+    def _holds_cotangent(self, j: int) -> bool:
+        low, high = self.call.forward.ranges[j]
+        rows, dense_rows = self.rows
+        return any(rows[low:high]) or any(dense_rows[j : j + 1])
 
     def _step(self, j: int, y: Tensor, adj: Tensor | None) -> Tensor | None:
         plan = self.call.forward.tape.plans[j]
