@@ -17,9 +17,8 @@ from .controllers import Controller, Integral
 from .errors import ToleranceWarning, warn
 from .norms import ErrorNorm, Norm
 from .solvers import BY_NAME, Solver
-from .state import Layout, flatten, same_nesting
+from .state import Layout, flatten, real_dtype, same_nesting
 
-HALF = (torch.bfloat16, torch.float16)
 #: Default (rtol, atol) by the real dtype of the state. Half precision is integrated in float32, but the field answers
 #: with two or three digits.
 DEFAULT_TOLERANCES = {
@@ -45,8 +44,7 @@ def check_state(y0: Any) -> Layout:
             raise TypeError(f"{name}: expected a tensor, found {type(leaf).__name__}")
         if not (leaf.is_floating_point() or leaf.is_complex()):
             raise TypeError(f"{name}: expected a floating-point or complex dtype, found {leaf.dtype}")
-        real = leaf.dtype.to_real() if leaf.is_complex() else leaf.dtype
-        if real not in DEFAULT_TOLERANCES or leaf.dtype == torch.complex32:
+        if real_dtype(leaf) not in DEFAULT_TOLERANCES or leaf.dtype == torch.complex32:
             raise TypeError(
                 f"{name}: expected float32, float64, bfloat16, float16, complex64 or complex128, found {leaf.dtype}"
             )
@@ -91,7 +89,7 @@ def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
             raise ValueError(f"ts: expected monotone times; they are {way} overall, but ts[{i + 1}] = {b} after {a}")
     if len(times) > 1 and times[0] == times[-1] and ts.requires_grad:
         raise ValueError("ts: all times are the same, so no step is taken and ts has no gradient; pass ts.detach()")
-    return ts, times
+    return ts.clone(), times  # our own: what the caller does to theirs afterwards is their business
 
 
 def _times_tensor(times: Any, expected: str) -> Tensor:
@@ -165,7 +163,7 @@ def check_error_norm(
                 raise ValueError(f"{name}: does nothing with {type(controller).__name__}, which ignores the error")
         return None
     leaf = flatten(y0)[0][0][1]
-    default = DEFAULT_TOLERANCES[leaf.dtype.to_real() if leaf.is_complex() else leaf.dtype]
+    default = DEFAULT_TOLERANCES[real_dtype(leaf)]
     checked_r = _tolerance("rtol", rtol, default[0], y0, layout, like)
     checked_a = _tolerance("atol", atol, default[1], y0, layout, like)
     if bool((torch.as_tensor(checked_r) + torch.as_tensor(checked_a) == 0.0).any()):
@@ -198,12 +196,11 @@ def _tolerance(name: str, value: Any, default: float, y0: Any, layout: Layout, l
         return _checked_number(name, float(value))
     if not same_nesting(y0, value) or (layout.single and not _is_real(value)):
         raise TypeError(f"{name}: expected a number or the nesting of y0, found {type(value).__name__}")
-    real = like.real if like.is_complex() else like
     leaves = []
     for (path, leaf), shape in zip(flatten(value, name, layout.node)[0], layout.shapes, strict=True):
         if not _is_real(leaf):
             raise TypeError(f"{path}: expected a number or a real tensor, found {type(leaf).__name__}")
-        given = torch.as_tensor(leaf, dtype=real.dtype, device=real.device)
+        given = torch.as_tensor(leaf, dtype=real_dtype(like), device=like.device)
         if not bool(((given >= 0) & torch.isfinite(given)).all()):
             raise ValueError(f"{path}: expected a finite number of at least 0, found {leaf}")
         try:
@@ -228,7 +225,9 @@ def _checked_number(name: str, value: float) -> float:
 
 
 def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
-    smallest = rtol if isinstance(rtol, float) else float(torch.where(rtol > 0, rtol, torch.inf).min())
+    smallest = rtol
+    if isinstance(rtol, Tensor):
+        smallest = float(rtol[rtol > 0].min()) if bool((rtol > 0).any()) else 0.0
     limit = 4 * torch.finfo(like.dtype).eps
     if 0.0 < smallest < limit:  # none at all is absolute control, which is fine
         warn(

@@ -91,6 +91,10 @@ class Adaptive(Controller):
                 f"factor_min, factor_max: expected factor_min < 1 < factor_max, "
                 f"found {self.factor_min} and {self.factor_max}"
             )
+        if self.dt0 is not None and not self.dt_min <= self.dt0 <= self.dt_max:
+            raise ValueError(
+                f"dt0: expected between dt_min = {self.dt_min} and dt_max = {self.dt_max}, found {self.dt0}"
+            )
         if self.at_dt_min not in ("raise", "accept"):
             raise ValueError(f"at_dt_min: expected 'raise' or 'accept', found {self.at_dt_min!r}")
         if self.at_dt_min == "accept" and self.dt_min == 0.0:
@@ -107,7 +111,7 @@ class Adaptive(Controller):
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
         if not math.isfinite(ratio):
             return Verdict(False, dt * self.factor_min, history)  # never forced, however small
-        forced = self.at_dt_min == "accept" and dt <= self.dt_min
+        forced = self.at_dt_min == "accept" and min(dt, proposal) <= self.dt_min
         if ratio > 1.0 and not forced:
             factor = max(self.factor_min, self.safety * ratio ** (-1.0 / order))
             return Verdict(False, self._clip(dt * min(factor, 1.0)), history)
@@ -220,17 +224,20 @@ class PrescribedSteps(Controller):
     adaptive: ClassVar[bool] = False
 
     dts: Sequence[float]
+    step_to: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         for i, dt in enumerate(_sequence("dts", self.dts)):
             if not _number(f"dts[{i}]", dt) > 0.0:
                 raise ValueError(f"dts[{i}]: expected a positive step, found {dt}")
         object.__setattr__(self, "dts", tuple(map(float, self.dts)))
+        object.__setattr__(self, "step_to", _times("step_to", self.step_to))
 
     @classmethod
     def recorded(cls, record: Record) -> PrescribedSteps:
-        """The accepted steps of a record; those that landed somewhere will land again."""
-        return cls([math.inf if plan.landing else plan.proposal for plan in record.accepted])
+        """The accepted steps of a record; those that landed somewhere will land there again."""
+        places = [plan.t1 for plan in record.accepted if plan.landing and not plan.final]
+        return cls([math.inf if plan.landing else plan.proposal for plan in record.accepted], step_to=places)
 
     def first(self) -> tuple[float, History]:
         return self._dt(0), (1.0,)

@@ -15,6 +15,7 @@ from .observers import Tally
 from .problem import Plan
 from .purity import Purity
 from .solvers.base import Solver
+from .state import real_dtype
 
 
 class Shifts(Protocol):
@@ -37,9 +38,8 @@ class TimeShifts:
     """Shifts that follow `ts` itself: autograd carries them back to it."""
 
     def __init__(self, ts: Tensor, like: Tensor):
-        real = like.real if like.is_complex() else like
-        self._shifts = (ts - ts.detach()).to(device=real.device, dtype=real.dtype)
-        self._fixed = torch.zeros((), device=real.device, dtype=real.dtype)
+        self._shifts = (ts - ts.detach()).to(device=like.device, dtype=real_dtype(like))
+        self._fixed = torch.zeros((), device=like.device, dtype=real_dtype(like))
 
     def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
         start = self._shifts[0] if plan.floating else self._fixed
@@ -144,7 +144,7 @@ class Eager:
         self._purity = purity
         self._shifts = shifts
         self._log = log
-        self._dtype = like.dtype.to_real() if like.is_complex() else like.dtype
+        self._dtype = real_dtype(like)
         self._device = like.device
 
     def slope(self, t: float, y: Tensor, shift: Tensor | None = None) -> Tensor:

@@ -19,6 +19,9 @@ class SolveError(RuntimeError):
         backward: whether it happened on the backward pass.
     """
 
+    #: Which `Status` it stands for.
+    status = "failed"
+
     def __init__(
         self,
         message: str,
@@ -29,13 +32,16 @@ class SolveError(RuntimeError):
         leaf: str | None = None,
         backward: bool = False,
     ):
-        super().__init__(f"on the backward pass: {message}" if backward else message)
+        super().__init__(message)
         self.message = message
         self.t = t
         self.dt = dt
         self.stats = stats
         self.leaf = leaf
         self.backward = backward
+
+    def __str__(self) -> str:
+        return f"on the backward pass: {self.message}" if self.backward else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         """So that it survives the way from another process."""
@@ -46,13 +52,19 @@ class SolveError(RuntimeError):
 class StepSizeUnderflow(SolveError):
     """The step that meets the tolerance is too small to move the clock."""
 
+    status = "step size underflow"
+
 
 class MaxStepsReached(SolveError):
     """The limit on the number of attempted steps was reached before the end of the interval."""
 
+    status = "max steps reached"
+
 
 class NonFiniteState(SolveError):
     """A NaN or an infinity appeared in the state, in the field or in the gradient."""
+
+    status = "non-finite state"
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -28,7 +28,7 @@ class Field:
         """The same field with the tensors among its args, and maybe the callable itself, replaced."""
         fresh = iter(tensors)
         args = mapped(self.args, lambda leaf: next(fresh) if isinstance(leaf, Tensor) else leaf)
-        return Field(func or self.func, self.layout, self.dtype, args)
+        return Field(self.func if func is None else func, self.layout, self.dtype, args)
 
     @property
     def reach(self) -> tuple[Any, ...]:
@@ -50,7 +50,10 @@ class Field:
         plain = self.layout.single and isinstance(k, Tensor)
         if plain and k.shape == y.shape and k.dtype == y.dtype and k.device == y.device:
             return k
-        return self.layout.join(self._checked(k, y.device)).to(y.dtype)
+        leaves = self.layout.arrange(k)
+        if leaves is None or any(x.dtype != self.dtype or x.device != y.device for x in leaves):
+            leaves = self._checked(k, y.device)
+        return self.layout.join(leaves).to(y.dtype)
 
     def _checked(self, k: Any, device: torch.device) -> list[Tensor]:
         """The leaves of what the field returned, in the order of y0."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .combination import StepSize, combine, length, scaled_sum, sparse
-from .state import Layout
+from .state import Layout, real_dtype
 
 Matrix = Sequence[Sequence[float]]
 
@@ -40,7 +40,7 @@ def evaluate(
         return combine(y0, dt, sparse(weights_at(matrix, xs[0])), slopes).unsqueeze(0)
     else:
         rows = [weights_at(matrix, x) for x in xs]
-        weights = torch.tensor(rows, dtype=_real(slopes[0].dtype), device=y0.device)
+        weights = torch.tensor(rows, dtype=real_dtype(y0), device=y0.device)
     stacked = torch.stack(list(slopes))
     return y0 + length(dt) * torch.tensordot(weights.to(stacked.dtype), stacked, 1)
 
@@ -49,10 +49,6 @@ def coefficients(matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tens
     """The coefficients of p as a polynomial in x, constant first, stacked in front."""
     columns = zip(*matrix, strict=True)
     return torch.stack([y0, *(scaled_sum(dt, sparse(column), slopes) for column in columns)])
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype
 
 
 class DenseSolution:
@@ -83,11 +79,12 @@ class DenseSolution:
         times = torch.as_tensor(t, device=self._knots.device)
         if times.is_complex() or times.dtype == torch.bool:
             raise TypeError(f"t: expected real times, found dtype {times.dtype}")
+        given = times.dtype
         times = times.to(self._knots.dtype)
         flat = times.reshape(-1)
-        index = self._steps_of(flat.detach())
+        index = self._steps_of(flat.detach(), given)
         start, end = self._knots[index], self._knots[index + 1]
-        x = ((flat - start) / (end - start)).to(_real(self._coefficients.dtype))
+        x = ((flat - start) / (end - start)).to(real_dtype(self._coefficients))
         state = self._coefficients.shape[2:]
         x = x.reshape(-1, *(1 for _ in state))
         degree = self._coefficients.shape[1] - 1
@@ -97,9 +94,11 @@ class DenseSolution:
         y = y.reshape(times.shape + state).to(self._dtype)
         return self._layout.unpack(y, lead=times.ndim)
 
-    def _steps_of(self, times: Tensor) -> Tensor:
+    def _steps_of(self, times: Tensor, given: torch.dtype) -> Tensor:
         low, high = sorted((self.t0, self.t1))
-        slack = 1e-12 * max(abs(low), abs(high))
+        # The ends themselves, as far as the caller's dtype can name them.
+        eps = torch.finfo(given if given.is_floating_point else times.dtype).eps
+        slack = eps * max(abs(low), abs(high))
         inside = (times >= low - slack) & (times <= high + slack)
         if not bool(inside.all()):
             found = float(times[~inside][0])

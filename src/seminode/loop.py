@@ -24,8 +24,6 @@ class PaceLike(Protocol):
     """Where the loop gets its plans from."""
 
     @property
-    def unset(self) -> bool: ...
-    @property
     def smallest(self) -> float: ...
     def next(self) -> Plan | None: ...
     def judge(self, plan: Plan, ratio: float) -> bool: ...
@@ -51,7 +49,7 @@ def integrate(
     ratio, attempts, last = math.nan, 0, None
     while (plan := pace.next()) is not None:
         if attempts >= max_steps:
-            _too_many_steps(engine, plan, max_steps, ratio)
+            _too_many_steps(plan, max_steps)
         if not plan.landing and abs(plan.dt) < pace.smallest:
             _underflow(engine, plan, last, error, ratio)
         attempts += 1
@@ -117,7 +115,7 @@ def _check_finite(engine: Eager, step: Step) -> None:
         )
 
 
-def _too_many_steps(engine: Eager, plan: Plan, max_steps: int, ratio: float) -> NoReturn:
+def _too_many_steps(plan: Plan, max_steps: int) -> NoReturn:
     raise MaxStepsReached(
         f"{max_steps} steps were tried and the solve has only come to t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
         "problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or look for a field that "

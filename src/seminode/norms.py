@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .state import Layout, flatten
+from .state import Layout, leaves_of, real_dtype
 
 Norm = Callable[[Any], Tensor]
 
@@ -31,7 +31,7 @@ class AdjointState(NamedTuple):
 
 
 def _leaves(y: Any) -> list[Tensor]:
-    return [leaf for _, leaf in flatten(y)[0] if leaf.numel() > 0]
+    return [leaf for leaf in leaves_of(y) if leaf.numel() > 0]
 
 
 def rms(y: Any) -> Tensor:
@@ -114,10 +114,10 @@ class ErrorNorm:
         self.layout = layout
         self.norm = norm
         self.rtol = rtol
-        real = like.real if like.is_complex() else like
+        dtype = real_dtype(like)
         # With atol = 0 an entry that is exactly zero and stays so must not turn 0/0 into a NaN.
-        floor = torch.finfo(real.dtype).tiny
-        self.atol = torch.as_tensor(atol, dtype=real.dtype, device=real.device).clamp(min=floor)
+        floor = torch.finfo(dtype).tiny
+        self.atol = torch.as_tensor(atol, dtype=dtype, device=like.device).clamp(min=floor)
 
     def allowed(self, magnitude: Tensor) -> Tensor:
         """atol + rtol·magnitude."""

@@ -51,7 +51,8 @@ class Tally(Observer):
 class Recorder(Observer):
     """Keeps the time of every evaluation and every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, adaptive: bool) -> None:
+        self._adaptive = adaptive
         self.evaluations: list[float] = []
         self._accepted: list[Plan] = []
         self._rejected: list[Plan] = []
@@ -66,7 +67,7 @@ class Recorder(Observer):
         self._note(ratio)
 
     def _note(self, ratio: float) -> None:
-        if ratio == ratio or self._ratios:
+        if self._adaptive:
             self._ratios.append(ratio)
 
     def record(self) -> Record:
@@ -173,6 +174,11 @@ class Tape(Observer):
         if self._every is not None and len(self.plans) % self._every == 0:
             self.states.append(step.y0)
         self.plans.append(step.plan)
+
+    def hand_over(self) -> list[Tensor]:
+        """The states, which from now on somebody else keeps."""
+        states, self.states = self.states, []
+        return states
 
 
 class DenseRecorder(Observer):

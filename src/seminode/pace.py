@@ -48,7 +48,8 @@ class Pace:
         self._places = [
             Place(s, is_jump, s == self._end) for s, is_jump in sorted(marks.items()) if self._s < s <= self._end
         ]
-        self._rounding = 4.0 * math.ulp(max(abs(self._s), abs(self._end)))
+        self._span = self._end - self._s
+        self._carry = 0.0  # what rounding has kept from the clock so far
         self._next = 0
         self._floating = True
         self._proposal, self._history = controller.first()
@@ -62,7 +63,9 @@ class Pace:
     @property
     def smallest(self) -> float:
         """Below this a step cannot move the clock, or is not wanted."""
-        return max(self._rounding, self.controller.dt_min * (1.0 - 1e-12))
+        # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
+        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self._span)
+        return max(finest, self.controller.dt_min * (1.0 - 1e-12))
 
     def begin(self, proposal: float) -> None:
         """Set the first step."""
@@ -76,15 +79,18 @@ class Pace:
         return self.plan(self._proposal)
 
     def plan(self, proposal: float) -> Plan:
-        """A step of the proposed length from where we are, landing on the next place if it would reach it."""
+        """A step of the proposed length from where we are, landing on the next place if it would reach it.
+
+        Its dt is what the clock really moves by; what rounding took from it is added to the next (Kahan's sum), so
+        that a thousand steps of 0.01 make 10.
+        """
         place = self._places[self._next]
-        s1 = self._s + proposal
-        landing = s1 >= place.s - self._rounding
+        s1 = self._s + (proposal + self._carry)
+        landing = s1 >= place.s - _rounding(self._s, place.s)
         if landing:
             s1 = place.s
         t0, t1 = self._sign * self._s, self._sign * s1
-        dt = t1 - t0 if landing else self._sign * proposal
-        plan = Plan(t0, t1, dt, proposal, self._floating, landing, landing and place.is_end)
+        plan = Plan(t0, t1, t1 - t0, proposal, self._floating, landing, landing and place.is_end)
         if self._on_jump or (landing and place.is_jump):
             return self._guarded(plan, landing and place.is_jump)
         return plan
@@ -92,9 +98,12 @@ class Pace:
     def judge(self, plan: Plan, ratio: float) -> bool:
         """Accept or reject a step, and move on if it is accepted."""
         assert self._history is not None
-        verdict = self.controller.judge(abs(plan.dt), plan.proposal, ratio, self._order, self._history)
+        # The proposal itself, not what the clock made of it: near its resolution the two may differ for ever.
+        taken = abs(plan.dt) if plan.landing else plan.proposal
+        verdict = self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
         self._proposal, self._history = verdict.proposal, verdict.history
         if verdict.accept:
+            self._carry = 0.0 if plan.landing else plan.proposal + self._carry - abs(plan.dt)
             self._s = self._sign * plan.t1
             self._on_jump = False
             if plan.landing:
@@ -118,6 +127,11 @@ class Pace:
         return plan._replace(lowest=lowest, highest=highest, crosses_jump=crosses)
 
 
+def _rounding(a: float, b: float) -> float:
+    """A few times the distance of neighbouring floats between a and b."""
+    return 4.0 * math.ulp(max(abs(a), abs(b)))
+
+
 def neighbours(t: float, dtype: torch.dtype) -> tuple[float, float]:
     """The floats just below and just above t in the dtype in which the field sees time."""
     if dtype == torch.float64:
@@ -131,7 +145,6 @@ def neighbours(t: float, dtype: torch.dtype) -> tuple[float, float]:
 class RecordedPace:
     """Follows plans that were made before; every step is accepted."""
 
-    unset = False
     smallest = 0.0
 
     def __init__(self, plans: Sequence[Plan]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .state import flatten, mapped
+from .state import leaves_of, mapped
 
 
 class CaptureWatch(TorchFunctionMode):
@@ -92,9 +93,7 @@ def cut(func: Callable[..., Any], params: Sequence[Tensor]) -> tuple[Callable[..
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    for _, leaf in flatten(tree)[0]:
-        if isinstance(leaf, Tensor):
-            yield leaf
+    return (leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor))
 
 
 def reachable(start: Any) -> tuple[list[nn.Module], list[Tensor]]:
@@ -114,7 +113,7 @@ def reachable(start: Any) -> tuple[list[nn.Module], list[Tensor]]:
         elif isinstance(item, Tensor):
             tensors[id(item)] = item
         else:
-            queue += [(part, depth + 1) for part in _parts(item)]
+            queue += [(part, depth + 1) for part in itertools.islice(_parts(item), 1000)]
     return list(modules.values()), list(tensors.values())
 
 
@@ -161,9 +160,13 @@ def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
 
 
 def differentiable(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Parameters of the modules and bare tensors that require a gradient, each once."""
+    """Parameters of the modules and bare tensors that require a gradient, each once.
+
+    Leaves only: a computed tensor that is merely within reach may belong to another iteration; the watch sees those
+    that are in use.
+    """
     found: dict[int, Tensor] = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
-    found.update((id(x), x) for x in tensors if x.requires_grad)
+    found.update((id(x), x) for x in tensors if x.requires_grad and x.is_leaf)
     return list(found.values())
 
 

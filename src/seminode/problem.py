@@ -55,12 +55,7 @@ class Status(enum.Enum):
 
     @classmethod
     def of(cls, error: SolveError | None) -> Status:
-        if error is None:
-            return cls.SUCCESS
-        return {
-            "StepSizeUnderflow": cls.STEP_SIZE_UNDERFLOW,
-            "MaxStepsReached": cls.MAX_STEPS_REACHED,
-        }.get(type(error).__name__, cls.NON_FINITE_STATE)
+        return cls.SUCCESS if error is None else cls(error.status)
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,12 @@ class Purity:
 
     def __init__(self, device: torch.device, modules: Sequence[nn.Module]):
         self._generators = [torch.default_generator, *_device_generators(device)]
-        self._random = [partial(g.set_state, g.get_state()) for g in self._generators]
+        self._start = [generator.get_state() for generator in self._generators]
+        self._random: list[Callable[[], object]] = self._rewinds()  # none, once the field is seen to draw nothing
         self._buffers = buffers(modules)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
-        frozen = {id(p): p for m in modules for p in m.parameters() if not p.requires_grad and not p.is_inference()}
-        self._constants = [(p, p._version) for p in frozen.values()]
+        self._constants: list[tuple[Tensor, int]] = []
         self._device = device.type
         self.autocast: Callable[[], AbstractContextManager[Any]] | None = None
         if torch.is_autocast_enabled(device.type):
@@ -89,9 +89,9 @@ class Purity:
             self.autocast = partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
 
     def remember(self, constants: Iterable[tuple[Tensor, int]]) -> None:
-        """Tensors that an evaluation was seen to use, with their versions then."""
-        known = {id(buffer.value) for buffer in self._buffers}
-        self._constants += [(tensor, version) for tensor, version in constants if id(tensor) not in known]
+        """Tensors that an evaluation was seen to use, with their versions then; buffers that it changes apart."""
+        changed = {id(buffer.value) for buffer in self._changed}
+        self._constants = [(tensor, version) for tensor, version in constants if id(tensor) not in changed]
 
     def prepare(self) -> None:
         """Before an evaluation: the same random numbers, the same buffers."""
@@ -105,8 +105,18 @@ class Purity:
         for restore in self._restore:
             restore()
 
+    def _rewinds(self) -> list[Callable[[], object]]:
+        return [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
+
     def inspect(self) -> bool:
-        """After the first evaluation: did it change a buffer? Then the changed values are the ones to keep."""
+        """After the first evaluation: did it draw random numbers? Did it change a buffer?
+
+        Of changed buffers the new values are the ones to keep. Without random numbers the generators, which belong to
+        the whole process, are left alone from here on.
+        """
+        states = [generator.get_state() for generator in self._generators]
+        if all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
+            self._random = []
         self._changed = [buffer for buffer in self._buffers if buffer.changed()]
         if not self._changed:
             return False
@@ -130,21 +140,18 @@ class Purity:
     def backward(self) -> Iterator[None]:
         """Around a backward pass, whose evaluations leave no trace behind."""
         self._check_unchanged()
-        random = [generator.get_state() for generator in self._generators]
+        random = [partial(g.set_state, g.get_state()) for g in self._generators] if self._random else []
         present = [buffer.snapshot() for buffer in self._changed]
         try:
             with self.solving():
                 yield
         finally:
-            for restore in present:
+            for restore in (*present, *random):
                 restore()
-            for generator, state in zip(self._generators, random, strict=True):
-                generator.set_state(state)
 
     def _check_unchanged(self) -> None:
         """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""
-        buffers = [(b.value, b.version) for b in self._buffers if b not in self._changed]
-        for tensor, version in (*self._constants, *buffers):
+        for tensor, version in self._constants:
             if tensor._version != version:
                 raise RuntimeError(
                     f"a tensor of shape {tuple(tensor.shape)} that the field uses has been modified by an inplace "

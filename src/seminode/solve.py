@@ -18,7 +18,7 @@ from .norms import Norm
 from .parameters import chosen
 from .problem import Forward, Problem, Solution, Status
 from .solvers import Solver
-from .state import Layout, flatten, mapped, unflatten
+from .state import HALF, Layout, flatten, mapped, unflatten
 
 
 def solve(
@@ -85,7 +85,7 @@ def solve(
         arguments.check_flags(dense=dense, record=record, progress=progress, throw=throw)
         layout = arguments.check_state(y0)
         leaf = flatten(y0)[0][0][1]
-        dtype = torch.float32 if leaf.dtype in arguments.HALF else leaf.dtype
+        dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
         flat = layout.pack(y0).to(dtype)
         tensor_ts, times = arguments.check_times(_without_inference(ts), flat)
         chosen_solver = arguments.check_solver(solver)

@@ -10,17 +10,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HALF = (torch.bfloat16, torch.float16)
+
+
+def real_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the real part, in which times and tolerances are."""
+    return x.dtype.to_real() if x.is_complex() else x.dtype
+
 
 @dataclass(frozen=True)
 class Node:
-    """The shape of a nesting: a leaf (no `build`), or a container with its children and, of a dict, their keys."""
+    """The shape of a nesting: a leaf (no `kind`), or a container with its children and, of a dict, their keys."""
 
-    build: Callable[[list[Any]], Any] | None = None
+    kind: type | None = None
     children: tuple[Node, ...] = ()
     keys: tuple[Any, ...] | None = None
 
+    def build(self, children: list[Any]) -> Any:
+        """A container of this kind with other children."""
+        assert self.kind is not None
+        if self.keys is not None:
+            return self.kind(zip(self.keys, children, strict=True))
+        return self.kind(*children) if hasattr(self.kind, "_fields") else self.kind(children)
+
 
 LEAF = Node()
+
+
+def leaves_of(tree: Any) -> Iterator[Any]:
+    """The leaves of nested tuples, lists and dicts."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        yield tree
+        return
+    for child in tree:
+        yield from leaves_of(child)
 
 
 def flatten(tree: Any, name: str = "", like: Node = LEAF) -> tuple[list[tuple[str, Any]], Node]:
@@ -45,24 +70,17 @@ def flatten(tree: Any, name: str = "", like: Node = LEAF) -> tuple[list[tuple[st
         below, node = flatten(child, path, like.children[i] if like.children else LEAF)
         leaves += below
         nodes.append(node)
-    return leaves, Node(_builder(tree, keys), tuple(nodes), keys)
+    return leaves, Node(_kind(tree), tuple(nodes), keys)
 
 
-def _builder(tree: Any, keys: tuple[Any, ...] | None = None) -> Callable[[list[Any]], Any]:
-    """How to make a container like this one out of other children."""
-    kind = type(tree)
-    if isinstance(tree, dict):
-        keys = tuple(tree) if keys is None else keys
-        kind = kind if kind in (dict, OrderedDict) else dict
-        return lambda children: kind(zip(keys, children, strict=True))
-    if hasattr(tree, "_fields"):
-        return lambda children: kind(*children)
-    return kind
+def _kind(tree: Any) -> type:
+    # A defaultdict and its like cannot be built from pairs alone.
+    return dict if isinstance(tree, dict) and type(tree) is not OrderedDict else type(tree)
 
 
 def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
     """The inverse of `flatten`; takes as many leaves from the iterator as the nesting has."""
-    if node.build is None:
+    if node.kind is None:
         return next(leaves)
     return node.build([unflatten(child, leaves) for child in node.children])
 
@@ -73,7 +91,9 @@ def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
         return function(tree)
     children = list(tree.values() if isinstance(tree, dict) else tree)
     new = [mapped(child, function) for child in children]
-    return tree if all(a is b for a, b in zip(new, children, strict=True)) else _builder(tree)(new)
+    if all(a is b for a, b in zip(new, children, strict=True)):
+        return tree
+    return Node(_kind(tree), keys=tuple(tree) if isinstance(tree, dict) else None).build(new)
 
 
 def same_nesting(a: Any, b: Any) -> bool:
@@ -84,6 +104,21 @@ def same_nesting(a: Any, b: Any) -> bool:
         kinds = isinstance(b, tuple) if isinstance(a, tuple) else isinstance(b, list)
         return kinds and len(a) == len(b) and all(map(same_nesting, a, b))
     return not isinstance(b, dict | tuple | list)
+
+
+def _arrange(node: Node, tree: Any, leaves: list[Any]) -> bool:
+    """Append the leaves of a tree in the order of a nesting; whether it has that nesting."""
+    if node.kind is None:
+        leaves.append(tree)
+        return not isinstance(tree, dict | tuple | list)
+    if node.keys is not None:
+        if not isinstance(tree, dict) or len(tree) != len(node.keys) or any(key not in tree for key in node.keys):
+            return False
+        return all(_arrange(child, tree[key], leaves) for key, child in zip(node.keys, node.children, strict=True))
+    kind = tuple if issubclass(node.kind, tuple) else list
+    if not isinstance(tree, kind) or len(tree) != len(node.children):
+        return False
+    return all(_arrange(child, x, leaves) for child, x in zip(node.children, tree, strict=True))
 
 
 @dataclass(frozen=True)
@@ -105,11 +140,19 @@ class Layout:
 
     @property
     def single(self) -> bool:
-        return self.node.build is None
+        return self.node.kind is None
 
     def pack(self, tree: Any) -> Tensor:
         """One flat tensor out of a structure with this layout."""
         return self.join([leaf for _, leaf in flatten(tree, like=self.node)[0]])
+
+    def arrange(self, tree: Any) -> list[Tensor] | None:
+        """The leaves in the order of this layout, or `None` if the tree does not fit it."""
+        leaves: list[Any] = []
+        if not _arrange(self.node, tree, leaves):
+            return None
+        fits = all(isinstance(x, Tensor) and x.shape == shape for x, shape in zip(leaves, self.shapes, strict=True))
+        return leaves if fits else None
 
     def join(self, leaves: list[Tensor]) -> Tensor:
         """One flat tensor out of the leaves."""

@@ -30,6 +30,7 @@ from ..pace import Pace, RecordedPace
 from ..parameters import reachable
 from ..problem import Forward, Plan, Problem
 from ..purity import Purity
+from ..state import real_dtype
 
 
 class Adjoint(ABC):
@@ -78,7 +79,7 @@ class ForwardPass:
         if self.modules is None:
             self.modules = reachable(problem.field.reach)[0]
         self.purity = Purity(problem.y0.device, self.modules)
-        self.recorder = Recorder() if problem.record else None
+        self.recorder = Recorder(problem.error is not None) if problem.record else None
 
     def keep_no_states(self) -> None:
         """There will be no backward pass."""
@@ -87,7 +88,9 @@ class ForwardPass:
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
         problem = self.problem
         log = None if self.recorder is None else self.recorder.evaluations
-        return Eager(field or problem.field, problem.solver, problem.y0, self.purity, self.tally, shifts, log)
+        return Eager(
+            problem.field if field is None else field, problem.solver, problem.y0, self.purity, self.tally, shifts, log
+        )
 
     def run(
         self,
@@ -113,11 +116,13 @@ class ForwardPass:
         try:
             with self.purity.solving():
                 self._integrate(engine, y0, observers, k1, plans)
-        except SolveError as problem_found:
-            problem_found.stats = self.tally.stats()
+        except SolveError as found:
+            if found.stats is not None:
+                raise  # of a solve inside the field
+            found.stats = self.tally.stats()
             if problem.throw:
                 raise
-            error = problem_found
+            error = found.with_traceback(None)  # which would hold on to every tensor of every frame
         finally:
             self.purity.restore_buffers()
             for observer in observers:
@@ -182,8 +187,7 @@ class ForwardPass:
 
     def _pace(self) -> Pace:
         problem, y0 = self.problem, self.problem.y0
-        dtype = y0.dtype.to_real() if y0.is_complex() else y0.dtype
-        return Pace(problem.controller, self._order, problem.times, problem.jumps, dtype)
+        return Pace(problem.controller, self._order, problem.times, problem.jumps, real_dtype(y0))
 
     def start(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""

@@ -46,7 +46,7 @@ class Replay(Adjoint):
             plain = ForwardPass(problem, modules=modules)
             return plain.run(plain.engine(), problem.y0)
         forward = ForwardPass(problem, every=self.every, modules=modules)
-        k1, params = _first_evaluation(forward, differentiable(modules, tensors))
+        k1, params, used = _first_evaluation(forward, differentiable(modules, tensors))
         args = problem.field.arg_tensors
         inputs = [problem.y0, problem.ts, *args, *params]
         if any(map(has_tangent, inputs)):
@@ -55,18 +55,19 @@ class Replay(Adjoint):
             forward.keep_no_states()
             with torch.no_grad():
                 return forward.run(forward.engine(), problem.y0, k1=k1)
-        call = Call(forward, k1, params, len(args))
+        call = Call(forward, k1, params, used, len(args))
         ys, coefficients = ReplayFunction.apply(call, *inputs)  # type: ignore[misc]
         assert call.result is not None
         result, call.result = call.result, None  # the graph must not hold its own outputs
         return result._replace(ys=ys, coefficients=coefficients)
 
 
-def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
-    """The first slope, and the tensors to differentiate: given by the user, or found by looking and by watching."""
+def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tensor | None, list[Tensor], set[int]]:
+    """The first slope, the tensors to differentiate (given by the user, or found by looking and by watching), and the
+    ids of those that were seen in use."""
     problem = forward.problem
     if problem.times[0] == problem.times[-1]:
-        return None, []
+        return None, [], set()
     # Detached copies, so that a tensor which is also closed over counts as captured.
     y0 = problem.y0.detach()
     field = problem.field.bind([x.detach() for x in problem.field.arg_tensors])
@@ -79,10 +80,8 @@ def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tenso
     finally:
         forward.purity.restore_buffers()
     forward.purity.remember(watch.constants.values())
-    if problem.params is not None:
-        return k1, list(problem.params)
-    found = {id(x): x for x in (*static, *watch.captured.values())}
-    return k1, list(found.values())
+    params = (*static, *watch.captured.values()) if problem.params is None else problem.params
+    return k1, list({id(x): x for x in params}.values()), set(watch.captured)
 
 
 class ReplayFunction(Function):
@@ -92,44 +91,44 @@ class ReplayFunction(Function):
     def forward(ctx: Any, call: Call, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         forward = call.forward
         result = forward.run(forward.engine(), inputs[0].detach(), k1=call.k1)
-        call.k1 = None
-        call.result = result
-        call.output_times = tuple(result.ts.tolist())
-        call.backward_stats = result.stats._backward
+        call.finish(result)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)  # so that a change in place before the backward pass is noticed
-        return result.ys, result.coefficients
+        # The inputs, so that a change in place is noticed; the tape, so that autograd frees it and hooks may move it.
+        ctx.save_for_backward(*call.guarded(inputs), *forward.tape.hand_over())
+        return result.ys.data, result.coefficients  # .data: a state on its own is not a view of anything
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Gradients for all inputs, from the cotangents of the outputs and of the dense coefficients."""
-        needs = ctx.needs_input_grad[1:]
-        inputs = ctx.saved_tensors
+        call, needs = ctx.call, ctx.needs_input_grad[1:]
+        inputs, states = call.split(ctx.saved_tensors)
         if torch.is_grad_enabled():
-            return None, *GradientFunction.apply(ctx.call, needs, *grads, *inputs)  # type: ignore[misc]
-        with ctx.call.forward.purity.backward():
-            return None, *Sweep(ctx.call, inputs, needs).run(*grads)
+            return None, *GradientFunction.apply(call, needs, len(inputs), *grads, *inputs, *states)  # type: ignore[misc]
+        with call.forward.purity.backward():
+            return None, *Sweep(call, inputs, states, needs).run(*grads)
 
 
 class GradientFunction(Function):
     """The backward pass as a function of its own, for second derivatives.
 
-    Inputs: the call, what is needed, the two cotangents, then the inputs of `ReplayFunction`.
+    Inputs: the call, what is needed, how many inputs; the two cotangents, the inputs of `ReplayFunction`, the tape.
     """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, needs: Sequence[bool], *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.call = call
-        ctx.needs = needs
+    def forward(ctx: Any, call: Call, needs: Sequence[bool], count: int, *tensors: Any) -> tuple[Tensor | None, ...]:
+        ctx.call, ctx.needs, ctx.count = call, needs, count
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*tensors[: 2 + count])
+        grads, inputs, states = tensors[:2], tensors[2 : 2 + count], tensors[2 + count :]
+        ctx.states = len(states)
         with call.forward.purity.backward():
-            return tuple(Sweep(call, inputs[2:], needs).run(*inputs[:2]))  # type: ignore[arg-type]
+            return tuple(Sweep(call, inputs, states, needs).run(*grads))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved = ctx.saved_tensors
         with ctx.call.forward.purity.backward():
-            return None, None, *second_order(ctx.call, ctx.needs, saved[:2], saved[2:], grads)
+            found = second_order(ctx.call, ctx.needs, saved[:2], saved[2:], grads)
+        return None, None, None, *found, *[None] * ctx.states

@@ -22,9 +22,9 @@ from .vjp import Accumulator, StepShifts, TimeGradient, pull_back
 
 
 class Call:
-    """What one solve shares between its forward and its backward pass."""
+    """What one solve shares between its forward and its backward pass; the tensors themselves are kept by autograd."""
 
-    def __init__(self, forward: ForwardPass, k1: Tensor | None, params: Sequence[Tensor], n_args: int):
+    def __init__(self, forward: ForwardPass, k1: Tensor | None, params: Sequence[Tensor], used: set[int], n_args: int):
         self.forward = forward
         self.k1 = k1
         self.params = params
@@ -32,6 +32,34 @@ class Call:
         self.result: Forward | None = None
         self.output_times: tuple[float, ...] = ()
         self.backward_stats: list[Any] = []
+        # Parameters that were only found within reach: autograd must not insist that they stay as they are.
+        self._unseen = {i: (x, x._version) for i, x in enumerate(params, 2 + n_args) if id(x) not in used}
+
+    def finish(self, result: Forward) -> None:
+        """The forward pass is done."""
+        self.k1, self.result = None, result
+        self.output_times = tuple(result.ts.tolist())
+        self.backward_stats = result.stats._backward
+
+    def guarded(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs that autograd shall watch for changes."""
+        return [x for i, x in enumerate(inputs) if i not in self._unseen]
+
+    def split(self, saved: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """The inputs and the states on the tape, from what autograd has kept."""
+        count = 2 + self.n_args + len(self.params)
+        kept = iter(saved)
+        inputs = [self._unseen[i][0] if i in self._unseen else next(kept) for i in range(count)]
+        return inputs, list(kept)
+
+    def check_unseen(self, grads: Sequence[Tensor | None]) -> None:
+        """One that does turn out to be in use must not have changed."""
+        for i, (x, version) in self._unseen.items():
+            if grads[i] is not None and x._version != version:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(x.shape)} that the field uses has been modified by an inplace "
+                    "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
+                )
 
     def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor], list[Tensor]]:
         """The field, its args and its parameters as tensors that do not depend on each other, to pull back to."""
@@ -51,8 +79,9 @@ def leaf_of(x: Tensor) -> Tensor:
 class Sweep:
     """The backward pass of a replayed solve."""
 
-    def __init__(self, call: Call, inputs: Sequence[Tensor], needs: Sequence[bool]):
+    def __init__(self, call: Call, inputs: Sequence[Tensor], states: Sequence[Tensor], needs: Sequence[bool]):
         self.call = call
+        self.states = states
         self.problem: Problem = call.forward.problem
         self.y0, self.ts = inputs[:2]
         self.args = inputs[2 : 2 + call.n_args]
@@ -76,12 +105,12 @@ class Sweep:
         self.rows = _nonzero_rows(grad_ys), _nonzero_rows(grad_coefficients)
         self._check_cotangents()
         adj: Tensor | None = None
-        for segment in range(len(tape.states) - 1, -1, -1):
+        for segment in range(len(self.states) - 1, -1, -1):
             start = segment * every
             plans = tape.plans[start : start + every]
             if adj is None and not any(map(self._holds_cotangent, range(start, start + len(plans)))):
                 continue
-            states = self._states(tape.states[segment], plans)
+            states = self._states(self.states[segment], plans)
             for j in range(len(plans) - 1, -1, -1):
                 adj = self._step(start + j, states.pop(), adj)
         if grad_ys is not None and first:
@@ -187,7 +216,9 @@ class Sweep:
         tensors = [*self.args, *self.call.params]
         rest = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
         time = None if self.time is None else self.time.result()
-        return [adj if self.needs[0] else None, time, *rest]
+        grads = [adj if self.needs[0] else None, time, *rest]
+        self.call.check_unseen(grads)
+        return grads
 
 
 class StatesBefore(Observer):

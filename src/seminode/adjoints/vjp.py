@@ -10,18 +10,17 @@ from torch import Tensor
 from ..engine import Eager
 from ..observers import Outputs
 from ..problem import Plan
-
-HALF = (torch.float16, torch.bfloat16)
+from ..state import HALF, real_dtype
 
 
 class StepShifts:
     """Leaves for the times of one step, to differentiate with respect to them."""
 
     def __init__(self, like: Tensor, count: int):
-        real = like.real if like.is_complex() else like
-        self.start = real.new_zeros(()).requires_grad_()
-        self.end = real.new_zeros(()).requires_grad_()
-        self.out = real.new_zeros(count).requires_grad_()
+        dtype = real_dtype(like)
+        self.start = like.new_zeros((), dtype=dtype).requires_grad_()
+        self.end = like.new_zeros((), dtype=dtype).requires_grad_()
+        self.out = like.new_zeros(count, dtype=dtype).requires_grad_()
 
     def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
         return self.start, self.end
@@ -53,9 +52,8 @@ class TimeGradient:
     """The gradient with respect to `ts`, by what each time moves with."""
 
     def __init__(self, ts: Tensor, like: Tensor):
-        real = like.real if like.is_complex() else like
         self._ts = ts
-        self.total = real.new_zeros(len(ts))
+        self.total = like.new_zeros(len(ts), dtype=real_dtype(like))
 
     def add(self, plan: Plan, low: int, start: Tensor | None, end: Tensor | None, out: Tensor | None) -> None:
         if start is not None and plan.floating:
