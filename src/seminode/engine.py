@@ -162,6 +162,7 @@ class Eager:
 
     def first_slope(self, plan: Plan, y: Tensor) -> Tensor:
         """The first evaluation of a solve; made again if it turns out to change the field's buffers."""
+        self._purity.begin()
         k = self.start_slope(plan, y)
         return self.start_slope(plan, y) if self._purity.inspect() else k
 

@@ -44,6 +44,15 @@ class CaptureWatch(TorchFunctionMode):
                 self._inside[id(tensor)] = tensor
         return result
 
+    def over(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """The callable, watched."""
+
+        def inner(*args: Any) -> Any:
+            with self:
+                return func(*args)
+
+        return inner
+
 
 class Restriction(CaptureWatch):
     """Takes the gradient away from captured tensors other than the given ones."""

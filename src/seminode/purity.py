@@ -76,8 +76,8 @@ class Purity:
 
     def __init__(self, device: torch.device, modules: Sequence[nn.Module]):
         self._generators = [torch.default_generator, *_device_generators(device)]
-        self._start = [generator.get_state() for generator in self._generators]
-        self._random: list[Callable[[], object]] = self._rewinds()  # none, once the field is seen to draw nothing
+        self._start: list[Tensor] = []
+        self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
         self._buffers = buffers(modules)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
@@ -105,8 +105,9 @@ class Purity:
         for restore in self._restore:
             restore()
 
-    def _rewinds(self) -> list[Callable[[], object]]:
-        return [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
+    def begin(self) -> None:
+        """Before the first evaluation: from here its random numbers come."""
+        self._start = [generator.get_state() for generator in self._generators]
 
     def inspect(self) -> bool:
         """After the first evaluation: did it draw random numbers? Did it change a buffer?
@@ -115,8 +116,8 @@ class Purity:
         the whole process, are left alone from here on.
         """
         states = [generator.get_state() for generator in self._generators]
-        if all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
-            self._random = []
+        if not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
+            self._random = [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
         self._changed = [buffer for buffer in self._buffers if buffer.changed()]
         if not self._changed:
             return False

@@ -69,13 +69,12 @@ def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tenso
     if problem.times[0] == problem.times[-1]:
         return None, [], set()
     # Detached copies, so that a tensor which is also closed over counts as captured.
-    y0 = problem.y0.detach()
-    field = problem.field.bind([x.detach() for x in problem.field.arg_tensors])
-    engine = forward.engine(field)
-    watch = CaptureWatch([y0, *field.arg_tensors])
+    y0, args = problem.y0.detach(), [x.detach() for x in problem.field.arg_tensors]
+    watch = CaptureWatch([y0, *args])
+    engine = forward.engine(problem.field.bind(args, watch.over(problem.field.func)))
     start = forward.start()
     try:
-        with torch.no_grad(), forward.purity.solving(), watch:
+        with torch.no_grad(), forward.purity.solving():
             k1 = engine.first_slope(start, y0)
     finally:
         forward.purity.restore_buffers()
