@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class Layout:
         leaves, node = flatten(tree, name)
         return cls(node, tuple(n for n, _ in leaves), tuple(leaf.shape for _, leaf in leaves))
 
-    @property
+    @cached_property
     def single(self) -> bool:
         return self.node.kind is None
 
