@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchdiffeq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -80,7 +81,6 @@ def test_integral_controller_is_the_published_one(rtol: float) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_same_steps_as_torchdiffeq(seed: int) -> None:
     """Same NFE but for the last step, which torchdiffeq lets run past the end."""
-    torchdiffeq = pytest.importorskip("torchdiffeq")
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     y0 = torch.randn(4, 6, generator=generator, dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_same_steps_as_torchdiffeq(seed: int) -> None:
         sol = sn.solve(random_field, y0, ts, rtol=1e-5, atol=1e-7)
         ours = len(calls)
         calls.clear()
-        theirs_ys = torchdiffeq.odeint(random_field, y0, ts, rtol=1e-5, atol=1e-7)
+        theirs_ys: Any = torchdiffeq.odeint(random_field, y0, ts, rtol=1e-5, atol=1e-7)
     assert ours == sol.stats.nfe
     assert abs(len(calls) - ours) <= 6  # a last step that is cut short may pass where the long one fails
     assert torch.allclose(sol.ys[-1], theirs_ys[-1], rtol=1e-4, atol=1e-5)
@@ -165,7 +165,7 @@ def test_bounds_on_the_step() -> None:
 @pytest.mark.parametrize("controller", [sn.Integral(step_to=(0.3, 1.1)), sn.FixedStep(0.2, step_to=(0.3, 1.1))])
 def test_step_to_times(controller: Any) -> None:
     """Steps end there, with no further evaluation."""
-    options = {"rtol": 1e-3} if controller.adaptive else {}
+    options: dict[str, Any] = {"rtol": 1e-3} if controller.adaptive else {}
     sol = sn.solve(field, Y0, [0.0, 2.0], controller=controller, record=True, **options)
     assert sol.record is not None
     ends = {p.t1 for p in sol.record.accepted}

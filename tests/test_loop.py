@@ -174,7 +174,7 @@ def test_evaluations_of_fixed_steps(solver: str) -> None:
 
 def test_a_state_keeps_its_memory_layout() -> None:
     y0 = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    conv = torch.nn.Conv2d(3, 3, 3, padding=1).to(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(3, 3, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     seen = []
 
     def field(t: Tensor, y: Tensor) -> Tensor:

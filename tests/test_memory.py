@@ -17,7 +17,7 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     """Peak of the tensor memory that is allocated while `run` is at work."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
         run()
-    results = measured.profiler.kineto_results  # type: ignore[union-attr]
+    results: Any = measured.profiler.kineto_results  # type: ignore[union-attr]
     events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
     assert events
     live = peak = 0

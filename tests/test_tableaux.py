@@ -367,7 +367,6 @@ def test_bosh3_error_agrees_with_scipy() -> None:
     ids=["bosh3", "adaptive_heun", "fehlberg2", "dopri5", "dopri8"],
 )
 def test_agrees_with_torchdiffeq(tableau: Tableau, where: str, sign: int) -> None:
-    pytest.importorskip("torchdiffeq")
     module, name = where.split(".")
     peer = getattr(importlib.import_module(f"torchdiffeq._impl.{module}"), name)
     n = len(peer.c_sol)  # s, or s + 1 where the end slope is a stage
@@ -383,12 +382,10 @@ def test_agrees_with_torchdiffeq(tableau: Tableau, where: str, sign: int) -> Non
 
 
 def test_dopri5_midpoint_agrees_with_torchdiffeq() -> None:
-    pytest.importorskip("torchdiffeq")
     peer = importlib.import_module("torchdiffeq._impl.dopri5")
     np.testing.assert_allclose(weights_at(DOPRI5, 0.5), peer.DPS_C_MID, rtol=0, atol=1e-15)
 
 
 def test_dopri8_midpoint_agrees_with_torchdiffeq() -> None:
-    pytest.importorskip("torchdiffeq")
     peer = importlib.import_module("torchdiffeq._impl.dopri8")
     np.testing.assert_allclose(weights_at(DOPRI8, 0.5), peer._C_mid, rtol=0, atol=1e-11)
