@@ -93,12 +93,11 @@ class Step:
 
     def _check_untouched(self) -> None:
         """A field may return one and the same constant, but not write into what it has returned before."""
-        for k, version in zip(self.stages, self._versions, strict=True):
-            if k._version != version:
-                raise ValueError(
-                    "field: wrote into a tensor that it had returned before, which is still in use; expected a new "
-                    "tensor from every evaluation"
-                )
+        if [k._version for k in self.stages] != self._versions:
+            raise ValueError(
+                "field: wrote into a tensor that it had returned before, which is still in use; expected a new tensor "
+                "from every evaluation"
+            )
 
     def error(self) -> Tensor:
         """The estimate of the local error."""
@@ -152,7 +151,8 @@ class Eager:
         self.tally.nfe += 1
         if self._log is not None:
             self._log.append(t)
-        self._purity.prepare()
+        if self._purity.impure:
+            self._purity.prepare()
         time = torch.full((), t, dtype=self._dtype, device=self._device)
         time = time if shift is None else time + shift
         if self._purity.autocast is None:

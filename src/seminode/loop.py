@@ -94,7 +94,7 @@ def _error_ratio(step: Step, error: ErrorNorm) -> float:
     estimate, y0, y1 = step.error(), step.y0, step.y1
     if torch.is_grad_enabled():
         estimate, y0, y1 = estimate.detach(), y0.detach(), y1.detach()
-    return error.ratio(estimate, y0, y1).item()
+    return error.ratio(estimate, y0, y1)
 
 
 def is_finite(x: Tensor) -> bool:

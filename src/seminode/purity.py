@@ -93,6 +93,11 @@ class Purity:
         changed = {id(buffer.value) for buffer in self._changed}
         self._constants = [(tensor, version) for tensor, version in constants if id(tensor) not in changed]
 
+    @property
+    def impure(self) -> bool:
+        """Whether there is anything to put back before an evaluation."""
+        return bool(self._random or self._restore)
+
     def prepare(self) -> None:
         """Before an evaluation: the same random numbers, the same buffers."""
         for restore in self._random:

@@ -14,8 +14,7 @@ from .base import Slope, Solver
 
 
 def runge_kutta_step(
-    nodes: Sequence[float],
-    rows: Sequence[SparseWeights],
+    later: Sequence[tuple[float, SparseWeights]],
     weights: SparseWeights,
     slope: Slope,
     dt: StepSize,
@@ -26,10 +25,11 @@ def runge_kutta_step(
 
         kᵢ = f(t0 + cᵢ·dt, y0 + dt·Σⱼ aᵢⱼ·kⱼ),    y1 = y0 + dt·Σᵢ bᵢ·kᵢ.
 
-    The first slope is given, since it is usually known from the step before.
+    The first slope is given, since it is usually known from the step before; `later` holds cᵢ and the row aᵢ of the
+    other stages.
     """
     stages = [k1]
-    for c, row in zip(nodes[1:], rows[1:], strict=True):
+    for c, row in later:
         stages.append(slope(c, combine(y0, dt, row, stages)))
     return combine(y0, dt, weights, stages), stages
 
@@ -38,7 +38,7 @@ class ExplicitRungeKutta(Solver):
     """An explicit Runge–Kutta method given by its [`Tableau`][seminode.tableaux.Tableau]."""
 
     tableau: ClassVar[Tableau]
-    _rows: ClassVar[tuple[SparseWeights, ...]]
+    _later: ClassVar[tuple[tuple[float, SparseWeights], ...]]
     _weights: ClassVar[SparseWeights]
     _error_weights: ClassVar[SparseWeights]
 
@@ -51,7 +51,7 @@ class ExplicitRungeKutta(Solver):
         cls.error_needs_end_slope = tableau.fsal
         # Without the end slope's row where it is zero: then a polynomial costs no evaluation.
         cls.interpolant = tableau.interpolant[: None if tableau.interpolant_reads_end else -1]
-        cls._rows = tuple(sparse(row) for row in tableau.a)
+        cls._later = tuple((c, sparse(row)) for c, row in zip(tableau.c[1:], tableau.a[1:], strict=True))
         cls._weights = sparse(tableau.b)
         cls._error_weights = sparse(tableau.e or ())
 
@@ -60,7 +60,7 @@ class ExplicitRungeKutta(Solver):
         return self.tableau.name
 
     def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return runge_kutta_step(self.tableau.c, self._rows, self._weights, slope, dt, y0, k1)
+        return runge_kutta_step(self._later, self._weights, slope, dt, y0, k1)
 
     def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
