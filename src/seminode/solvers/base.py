@@ -25,7 +25,7 @@ class Solver(ABC):
     6. `interpolant`: the matrix of the continuous extension over the slopes of `step` and, where it
        reads that, f(t1, y1).
 
-    All of them are pure: tensors in, tensors out, nothing in place.
+    All of them are pure: tensors in, tensors out, and none of the inputs is changed.
     """
 
     order: int
