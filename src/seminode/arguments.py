@@ -166,7 +166,8 @@ def check_error_norm(
     default = DEFAULT_TOLERANCES[real_dtype(leaf)]
     checked_r = _tolerance("rtol", rtol, default[0], y0, layout, like)
     checked_a = _tolerance("atol", atol, default[1], y0, layout, like)
-    if bool((torch.as_tensor(checked_r) + torch.as_tensor(checked_a) == 0.0).any()):
+    nothing = checked_r + checked_a == 0.0
+    if bool(nothing.any()) if isinstance(nothing, Tensor) else nothing:
         raise ValueError("rtol, atol: expected at least one above zero, found both zero")
     _warn_if_too_tight(checked_r, like)
     return ErrorNorm(layout, check_norm(norm, layout), checked_r, checked_a, like)

@@ -119,7 +119,10 @@ class ErrorNorm:
         dtype = real_dtype(like)
         # With atol = 0 an entry that is exactly zero and stays so must not turn 0/0 into a NaN.
         floor = torch.finfo(dtype).tiny
-        self.atol = torch.as_tensor(atol, dtype=dtype, device=like.device).clamp(min=floor)
+        if isinstance(atol, Tensor):
+            self.atol = atol.clamp(min=floor)
+        else:
+            self.atol = torch.full((), builtins.max(atol, floor), dtype=dtype, device=like.device)
 
     def allowed(self, magnitude: Tensor) -> Tensor:
         """atol + rtol·magnitude."""

@@ -24,8 +24,9 @@ from .errors import StatefulFieldWarning, warn
 class Buffer:
     """A buffer of a module: how to notice that an evaluation changed it, and how to put it back."""
 
-    def __init__(self, label: str, module: nn.Module, key: str, value: Tensor):
-        self.label = label
+    def __init__(self, root: nn.Module, module: nn.Module, key: str, value: Tensor):
+        self._root = root
+        self._module = module
         self.value = value
         self.version = value._version
         self._slots = module._buffers
@@ -33,6 +34,11 @@ class Buffer:
         # Batch normalisation writes its running statistics behind the back of version counters.
         silent = isinstance(module, _NormBase) and module.training
         self._copy = value.detach().clone() if silent else None
+
+    @property
+    def label(self) -> str:
+        path = next(name for name, module in self._root.named_modules() if module is self._module)
+        return ".".join(filter(None, (type(self._root).__name__, path, self._key)))
 
     @property
     def current(self) -> Tensor | None:
@@ -63,11 +69,10 @@ def buffers(modules: Sequence[nn.Module]) -> list[Buffer]:
     """The buffers of the modules, each once."""
     found: dict[tuple[int, str], Buffer] = {}
     for root in modules:
-        for path, module in root.named_modules():
+        for module in root.modules():
             for key, value in module._buffers.items():
                 if value is not None and not value.is_inference():
-                    label = ".".join(filter(None, (type(root).__name__, path, key)))
-                    found.setdefault((id(module), key), Buffer(label, module, key, value))
+                    found.setdefault((id(module), key), Buffer(root, module, key, value))
     return list(found.values())
 
 

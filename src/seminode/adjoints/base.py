@@ -154,7 +154,7 @@ class ForwardPass:
             return
         pace = self._pace()
         if k1 is None:
-            k1 = engine.first_slope(self.start(), y0)
+            k1 = engine.first_slope(pace.plan(1.0), y0)
         if check:
             check_start(y0, k1, problem.field.layout, problem.times[0])
         if plans is not None:
