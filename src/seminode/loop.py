@@ -67,6 +67,7 @@ def integrate(
             for observer in observers:
                 observer.rejected(step, ratio)
             k, last = step.stages[0], step
+        del step  # its slopes must not stay while the next one's are computed
     return y
 
 
