@@ -45,7 +45,7 @@ class TimeShifts:
         start = self._shifts[0] if plan.floating else self._fixed
         if plan.final:
             return start, self._shifts[-1]
-        return start, self._fixed if plan.landing else start
+        return start, self._shifts[0] if plan.end_floats else self._fixed
 
     def outputs(self, low: int, high: int) -> Tensor:
         return self._shifts[low:high]

@@ -17,12 +17,15 @@ from .state import leaves_of, mapped
 
 
 class CaptureWatch(TorchFunctionMode):
-    """Records tensors that require a gradient, enter a torch function, and were not made under the watch."""
+    """Records the tensors that enter a torch function and were not made under the watch.
+
+    `captured` are those that require a gradient; `constants` the others, with their versions.
+    """
 
     def __init__(self, known: Iterable[Tensor]):
         super().__init__()
         self.captured: dict[int, Tensor] = {}
-        self.constants: dict[int, tuple[Tensor, int]] = {}  # those that require none, with their versions
+        self.constants: dict[int, tuple[Tensor, int]] = {}
         # The tensors themselves are kept: an id may be reused as soon as its owner dies.
         self._inside: dict[int, Tensor] = {id(x): x for x in known}
 

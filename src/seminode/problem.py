@@ -37,6 +37,11 @@ class Plan(NamedTuple):
     lowest: float = float("-inf")
     highest: float = float("inf")
 
+    @property
+    def end_floats(self) -> bool:
+        """Whether t1, like t0, is ts[0] plus a constant."""
+        return self.floating and not self.landing
+
     def stage_time(self, c: float) -> float:
         """The time of a stage at node c, exactly t1 for c = 1 and never across a jump."""
         t = self.t1 if c == 1.0 else self.t0 + c * self.dt
@@ -123,10 +128,6 @@ class Problem:
     progress: bool = False
     throw: bool = True
     max_steps: int = 100_000
-
-    @property
-    def direction(self) -> float:
-        return -1.0 if self.times[-1] < self.times[0] else 1.0
 
 
 @dataclass(frozen=True)

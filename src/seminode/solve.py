@@ -157,10 +157,7 @@ def _knots(problem: Problem, result: Forward) -> Tensor:
     if not plans:
         return torch.tensor([problem.times[0]] * 2, dtype=wide, device=problem.y0.device)
     knots = torch.tensor([plans[0].t0, *(plan.t1 for plan in plans)], dtype=wide, device=problem.y0.device)
-    if not ts.requires_grad:
-        return knots
-    # t1 moves with ts[0] if t0 does and the step does not land.
-    with_start = [True, *(plan.floating and not plan.landing for plan in plans)]
+    with_start = [True, *(plan.end_floats for plan in plans)]
     with_end = [False, *(plan.final for plan in plans)]
     shift = (ts - ts.detach()).to(knots)
     moves = torch.tensor([with_start, with_end], dtype=wide, device=knots.device)

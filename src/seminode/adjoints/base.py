@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engine import Eager, Shifts
 from ..errors import NonFiniteState, SolveError
@@ -27,7 +27,6 @@ from ..observers import (
     Tape,
 )
 from ..pace import Pace, RecordedPace
-from ..parameters import reachable
 from ..problem import Forward, Plan, Problem
 from ..purity import Purity
 from ..state import real_dtype
@@ -65,21 +64,16 @@ class ForwardPass:
     """One forward pass over a problem: everything that lives as long as it does."""
 
     problem: Problem
+    purity: Purity
     every: int | None = None  # keep the state of each k-th step on the tape
-    modules: list[nn.Module] | None = None
-    tally: Tally = field(default_factory=Tally)
-    recorder: Recorder | None = None
+    tally: Tally = field(init=False, default_factory=Tally)
+    recorder: Recorder | None = field(init=False)
     tape: Tape = field(init=False)
-    purity: Purity = field(init=False)
     ranges: list[tuple[int, int]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        problem = self.problem
         self.tape = Tape(self.every)
-        if self.modules is None:
-            self.modules = reachable(problem.field.reach)[0]
-        self.purity = Purity(problem.y0.device, self.modules)
-        self.recorder = Recorder(problem.error is not None) if problem.record else None
+        self.recorder = Recorder(self.problem.error is not None) if self.problem.record else None
 
     def keep_no_states(self) -> None:
         """There will be no backward pass."""

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingModuleSource]
 
 from ..engine import TimeShifts
-from ..parameters import restricted
+from ..parameters import reachable, restricted
 from ..problem import Forward, Problem, Stats
+from ..purity import Purity
 from .base import Adjoint, ForwardPass, has_tangent, transforms_active
 
 
@@ -26,7 +27,8 @@ class Direct(Adjoint):
 
     def run(self, problem: Problem) -> Forward:
         shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
-        forward = ForwardPass(problem)
+        modules, _ = reachable(problem.field.reach)
+        forward = ForwardPass(problem, Purity(problem.y0.device, modules))
         field = problem.field
         if problem.params is not None:
             field = field.bind(field.arg_tensors, restricted(field.func, problem.params))

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ..parameters import CaptureWatch, differentiable, reachable
 from ..problem import Forward, Problem
+from ..purity import Purity
 from .base import Adjoint, ForwardPass, has_tangent, transforms_active
 from .sweep import Call, Sweep, second_order
 
@@ -42,10 +43,11 @@ class Replay(Adjoint):
                 "its own; pass adjoint=sn.Direct()"
             )
         modules, tensors = reachable(problem.field.reach)
+        purity = Purity(problem.y0.device, modules)
         if not torch.is_grad_enabled():
-            plain = ForwardPass(problem, modules=modules)
+            plain = ForwardPass(problem, purity)
             return plain.run(plain.engine(), problem.y0)
-        forward = ForwardPass(problem, every=self.every, modules=modules)
+        forward = ForwardPass(problem, purity, self.every)
         k1, params, used = _first_evaluation(forward, differentiable(modules, tensors))
         args = problem.field.arg_tensors
         inputs = [problem.y0, problem.ts, *args, *params]

@@ -250,8 +250,7 @@ def second_order(
 
     The taped steps are taken again under autograd, differentiated once with a graph, and that graph once more.
     """
-    forward = ForwardPass(replace(call.forward.problem, record=False, progress=False), modules=[])
-    forward.purity = call.forward.purity
+    forward = ForwardPass(replace(call.forward.problem, record=False, progress=False), call.forward.purity)
     args = inputs[2 : 2 + call.n_args]
     with torch.enable_grad():
         y0, ts = leaf_of(inputs[0]), leaf_of(inputs[1])

@@ -61,7 +61,7 @@ class TimeGradient:
         if end is not None:
             if plan.final:
                 self.total[-1] += end
-            elif not plan.landing and plan.floating:
+            elif plan.end_floats:
                 self.total[0] += end
         if out is not None and len(out):
             self.total[low : low + len(out)] += out
