@@ -333,3 +333,23 @@ def test_inference_mode_and_autograd_inside_the_field() -> None:
         ys[-1].sum().backward()
         found.append(start.grad)
     assert torch.allclose(found[0], found[1], rtol=1e-12)
+
+
+def test_second_derivatives_see_the_same_random_numbers() -> None:
+    """The mask of the solve, not one drawn when the derivative is taken."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(2, 16), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(16, 2)]
+    net = torch.nn.Sequential(*layers).double()
+    found = []
+    for adjoint in (sn.Direct(), sn.Replay(), sn.Replay(every=3)):
+        torch.manual_seed(1)
+        y0 = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+        ys = sn.solve(lambda t, y: net(y), y0, [0.0, 1.0], adjoint=adjoint, controller=sn.FixedStep(0.2)).ys
+        torch.rand(5)  # somebody else draws in between
+        (first,) = torch.autograd.grad(ys[-1].square().sum(), y0, create_graph=True)
+        torch.rand(3)
+        found.append(torch.autograd.grad(first.square().sum(), [y0, *net.parameters()], allow_unused=True))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-12)

@@ -146,14 +146,15 @@ class ForwardPass:
             if check:
                 check_start(y0, None, problem.field.layout, problem.times[0])
             return
+        if plans is not None:
+            # The same solve once more, not a new one: nothing is inspected or drawn afresh.
+            integrate(engine, RecordedPace(plans), y0, observers, check=False)
+            return
         pace = self._pace()
         if k1 is None:
             k1 = engine.first_slope(pace.plan(1.0), y0)
         if check:
             check_start(y0, k1, problem.field.layout, problem.times[0])
-        if plans is not None:
-            integrate(engine, RecordedPace(plans), y0, observers, k1=k1, check=False)
-            return
         if pace.unset:
             assert problem.error is not None
             select_first_step(engine, pace, y0, k1, problem.error, self._order)
