@@ -13,14 +13,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "seminode"
 
 #: Rooms from the ground floor up. A room may import from lower floors, and within a package from its siblings.
 FLOORS = [
-    {"errors", "combination", "state", "tableaux"},
+    {"errors", "checkpoints", "combination", "rules", "state", "tableaux"},
     {"norms", "interpolation", "parameters"},
     {"problem", "field", "purity"},
-    {"solvers", "controllers", "observers"},
+    {"solvers", "controllers", "integrals", "observers"},
     {"pace", "engine"},
-    {"loop"},
+    {"loop", "arguments"},
     {"adjoints"},
-    {"arguments"},
     {"solve"},
 ]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from . import norms
-from .adjoints import Direct, Replay
+from .adjoints import Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
 from .controllers import PID, FixedStep, Integral, PrescribedSteps
 from .errors import (
+    DriftWarning,
     MaxStepsReached,
     NonFiniteState,
     SolveError,
@@ -27,6 +28,8 @@ from .solvers import (
     Heun,
     Midpoint,
     Ralston,
+    ReversibleHeun,
+    ReversibleRK,
     Tsit5,
 )
 
@@ -36,23 +39,31 @@ __all__ = [
     "PID",
     "RK4",
     "AdaptiveHeun",
+    "Backsolve",
     "Bosh3",
+    "Checkpointed",
     "DenseSolution",
     "Direct",
     "Dopri5",
     "Dopri8",
+    "DriftWarning",
     "Euler",
     "Fehlberg2",
     "FixedStep",
     "Heun",
     "Integral",
+    "Interpolating",
     "MaxStepsReached",
     "Midpoint",
     "NonFiniteState",
     "PrescribedSteps",
+    "Quadrature",
     "Ralston",
     "Record",
     "Replay",
+    "Reversible",
+    "ReversibleHeun",
+    "ReversibleRK",
     "Solution",
     "SolveError",
     "StatefulFieldWarning",

@@ -164,8 +164,8 @@ def check_error_norm(
         return None
     leaf = flatten(y0)[0][0][1]
     default = DEFAULT_TOLERANCES[real_dtype(leaf)]
-    checked_r = _tolerance("rtol", rtol, default[0], y0, layout, like)
-    checked_a = _tolerance("atol", atol, default[1], y0, layout, like)
+    checked_r = check_tolerance("rtol", rtol, default[0], y0, layout, like)
+    checked_a = check_tolerance("atol", atol, default[1], y0, layout, like)
     nothing = checked_r + checked_a == 0.0
     if bool(nothing.any()) if isinstance(nothing, Tensor) else nothing:
         raise ValueError("rtol, atol: expected at least one above zero, found both zero")
@@ -190,7 +190,7 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     return cast(Norm, norm)
 
 
-def _tolerance(name: str, value: Any, default: float, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
+def check_tolerance(name: str, value: Any, default: Any, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
     if value is None:
         return default
     if _is_real(value) and not (isinstance(value, Tensor) and value.ndim > 0):
@@ -217,6 +217,12 @@ def _is_real(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not value.is_complex() and value.dtype != torch.bool
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_number(name: str, value: Any) -> float:
+    if not _is_real(value) or (isinstance(value, Tensor) and value.ndim > 0):
+        raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
+    return _checked_number(name, float(value))
 
 
 def _checked_number(name: str, value: float) -> float:
@@ -256,10 +262,10 @@ def check_args(args: Any) -> tuple[Any, ...]:
     return tuple(args)
 
 
-def check_max_steps(max_steps: Any) -> int:
-    if not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 1:
-        raise ValueError(f"max_steps: expected a whole number of at least 1, found {max_steps!r}")
-    return max_steps
+def check_count(name: str, count: Any, least: int = 1) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, found {count!r}")
+    return count
 
 
 def check_flags(**flags: Any) -> None:

@@ -14,7 +14,7 @@ from .interpolation import coefficients, evaluate
 from .observers import Tally
 from .problem import Plan
 from .purity import Purity
-from .solvers.base import Solver
+from .solvers import ReversibleSolver, Solver
 from .state import real_dtype
 
 
@@ -54,7 +54,7 @@ class TimeShifts:
 class Step:
     """A step that has been computed, as observers see it. f(t1, y1) is evaluated when it is first asked for."""
 
-    __slots__ = ("_end_slope", "_engine", "_shift", "_versions", "dt", "plan", "stages", "y0", "y1")
+    __slots__ = ("_end_slope", "_engine", "_shift", "_versions", "dt", "end", "plan", "stages", "start", "y0", "y1")
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Step:
         plan: Plan,
         shift: tuple[Tensor, Tensor] | None,
         dt: StepSize,
-        y0: Tensor,
-        y1: Tensor,
+        start: Tensor,
+        end: Tensor,
         stages: list[Tensor],
         versions: list[int],
     ):
@@ -72,8 +72,13 @@ class Step:
         self._end_slope: Tensor | None = None
         self.plan = plan
         self.dt = dt
-        self.y0 = y0
-        self.y1 = y1
+        self.start, self.end = start, end  # all that the solver carries from step to step
+        paired = engine.solver.paired
+        self.y0, self.y1 = (start[0], end[0]) if paired else (start, end)
+        if paired:
+            # Not all slopes that were evaluated are handed on.
+            self._end_slope = stages.pop() if engine.solver.ends_on_stage else None
+            versions = [k._version for k in stages]
         self.stages = stages
         self._versions = versions
         self._check_untouched()
@@ -87,7 +92,7 @@ class Step:
         """The stages and f(t1, y1)."""
         if self._end_slope is None:
             shift = None if self._shift is None else self._shift[1]
-            self._end_slope = self._engine.slope(self.plan.stage_time(1.0), self.y1, shift)
+            self._end_slope = self._engine.slope(self.plan.stage_time(1.0), self._engine.anchor(self.end), shift)
             self._check_untouched()
         return [*self.stages, self._end_slope]
 
@@ -138,6 +143,7 @@ class Eager:
         log: list[float] | None = None,
     ):
         self.field = field
+        self.layout = field.layout
         self.solver = solver
         self.tally = tally
         self._purity = purity
@@ -148,17 +154,28 @@ class Eager:
 
     def slope(self, t: float, y: Tensor, shift: Tensor | None = None) -> Tensor:
         """One evaluation of the field, counted."""
-        self.tally.nfe += 1
+        self._count((t,))
+        return self._evaluate(t, y, shift)
+
+    def _count(self, times: Sequence[float], prepare: bool = True) -> None:
+        """Before an evaluation, or a batch of them."""
+        self.tally.nfe += len(times)
         if self._log is not None:
-            self._log.append(t)
-        if self._purity.impure:
+            self._log.extend(times)
+        if prepare and self._purity.impure:
             self._purity.prepare()
+
+    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
         time = torch.full((), t, dtype=self._dtype, device=self._device)
-        time = time if shift is None else time + shift
-        if self._purity.autocast is None:
-            return self.field(time, y)
-        with self._purity.autocast():
-            return self.field(time, y)
+        return self.field(time if shift is None else time + shift, y)
+
+    def lift(self, y: Tensor) -> Tensor:
+        """What the solver carries from step to step, out of a state."""
+        return torch.stack([y, y]) if self.solver.paired else y
+
+    def anchor(self, carried: Tensor) -> Tensor:
+        """Where the first slope of a step is evaluated."""
+        return carried[1] if self.solver.paired else carried
 
     def first_slope(self, plan: Plan, y: Tensor) -> Tensor:
         """The first evaluation of a solve; made again if it turns out to change the field's buffers."""
@@ -169,10 +186,10 @@ class Eager:
     def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
         """f at the start of a step, on the right side of a jump there."""
         shift = None if self._shifts is None else self._shifts.of(plan)[0]
-        return self.slope(plan.stage_time(0.0), y, shift)
+        return self.slope(plan.stage_time(0.0), self.anchor(y), shift)
 
     def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
-        """Take the step; without k1 that is evaluated first."""
+        """Take the step from what the solver carries; without k1 that is evaluated first."""
         if k1 is None:
             k1 = self.start_slope(plan, y0)
         versions = [k1._version]
@@ -187,3 +204,8 @@ class Eager:
 
         y1, stages = self.solver.step(slope, dt, y0, k1)
         return Step(self, plan, shift, dt, y0, y1, stages, versions)
+
+    def undo(self, plan: Plan, end: Tensor) -> Tensor:
+        """What the solver carried before a step, from what it carried after it."""
+        assert isinstance(self.solver, ReversibleSolver)
+        return self.solver.invert(lambda c, y: self.slope(plan.stage_time(c), y), plan.dt, end)

@@ -79,5 +79,9 @@ class ToleranceWarning(UserWarning):
     """A tolerance that the dtype of the state cannot honour."""
 
 
+class DriftWarning(UserWarning):
+    """A state recovered on the way back is far from the one that was there: the gradient is not to be trusted."""
+
+
 class StatefulFieldWarning(UserWarning):
     """A field whose evaluation changes a buffer, such as batch normalisation in training mode."""

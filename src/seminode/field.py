@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,10 +16,20 @@ class Field:
     """field(t, y, *args) over flat tensors: unpacks the state, checks and packs what comes back.
 
     Half-precision states are integrated in float32: the field sees them in the user's dtype, the solver does not.
+    `autocast` opens the context in which the callable itself runs, and nothing else of a solve.
     """
 
-    def __init__(self, func: Callable[..., Any], layout: Layout, dtype: torch.dtype, args: tuple[Any, ...] = ()):
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        layout: Layout,
+        dtype: torch.dtype,
+        args: tuple[Any, ...] = (),
+        autocast: Callable[[], AbstractContextManager[Any]] | None = None,
+    ):
         self.func = func
+        self.autocast = autocast
+        self._run = func if autocast is None else _inside(autocast, func)
         self.layout = layout
         self.dtype = dtype  # what the user's field takes and returns
         self.args = args
@@ -28,7 +39,7 @@ class Field:
         """The same field with the tensors among its args, and maybe the callable itself, replaced."""
         fresh = iter(tensors)
         args = mapped(self.args, lambda leaf: next(fresh) if isinstance(leaf, Tensor) else leaf)
-        return Field(self.func if func is None else func, self.layout, self.dtype, args)
+        return Field(self.func if func is None else func, self.layout, self.dtype, args, self.autocast)
 
     @property
     def reach(self) -> tuple[Any, ...]:
@@ -42,9 +53,9 @@ class Field:
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
         version = y._version
         if self.layout.single and y.dtype == self.dtype:
-            k = self.func(t, y, *self.args)
+            k = self._run(t, y, *self.args)
         else:
-            k = self.func(t, self.layout.unpack(y.to(self.dtype)), *self.args)
+            k = self._run(t, self.layout.unpack(y.to(self.dtype)), *self.args)
         if y._version != version:
             raise ValueError("field: changed y in place; y is the solver's own, expected a new tensor for the result")
         plain = self.layout.single and isinstance(k, Tensor)
@@ -72,10 +83,18 @@ class Field:
             if leaf.device != device:
                 raise ValueError(f"{name}: expected device {device} as in y0, found {leaf.device}")
             # Under autocast a field answers in lower precision than it was asked in; that is what was wanted.
-            if leaf.dtype != self.dtype and not torch.is_autocast_enabled(device.type):
+            if leaf.dtype != self.dtype and self.autocast is None:
                 raise TypeError(f"{name}: expected dtype {self.dtype} as in y0, found {leaf.dtype}")
             leaves.append(leaf.to(self.dtype))
         return leaves
+
+
+def _inside(context: Callable[[], AbstractContextManager[Any]], func: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(*args: Any) -> Any:
+        with context():
+            return func(*args)
+
+    return inner
 
 
 def _describe(tree: Any) -> str:

@@ -37,22 +37,21 @@ def integrate(
     *,
     k1: Tensor | None = None,
     error: ErrorNorm | None = None,
-    max_steps: int = 100_000,
+    max_steps: float = math.inf,
     check: bool = True,
 ) -> Tensor:
-    """Step from y to the end of the pace; observers see every step. Returns the last state.
+    """Step from y (what the solver carries) to the end of the pace; observers see every step. Returns the last one.
 
     `error=None` takes steps as they come; then `check` has each one tested for NaN and infinity, as the error norm does
-    otherwise.
+    otherwise. `max_steps` limits the attempts that the engine's tally counts, over several calls if it is the same.
     """
     k = k1
-    ratio, attempts, last = math.nan, 0, None
+    ratio, last = math.nan, None
     while (plan := pace.next()) is not None:
-        if attempts >= max_steps:
+        if engine.tally.attempts >= max_steps:
             _too_many_steps(plan, max_steps)
         if not plan.landing and abs(plan.dt) < pace.smallest:
             _underflow(engine, plan, last, error, ratio)
-        attempts += 1
         step = engine.step(plan, y, k)
         if error is not None:
             ratio = _error_ratio(step, error)
@@ -61,7 +60,7 @@ def integrate(
         if pace.judge(plan, ratio):
             for observer in observers:
                 observer.accepted(step, ratio)
-            y, last = step.y1, None
+            y, last = step.end, None
             k = None if plan.crosses_jump else step.known_end_slope
         else:
             for observer in observers:
@@ -106,7 +105,7 @@ def is_finite(x: Tensor) -> bool:
 
 def _check_finite(engine: Eager, step: Step) -> None:
     if not is_finite(step.y1):
-        plan, leaf = step.plan, engine.field.layout.culprit(step.y1.detach())
+        plan, leaf = step.plan, engine.layout.culprit(step.y1.detach())
         raise NonFiniteState(
             f"the state became NaN or infinite at t = {plan.t1:g} (leaf {leaf}, dt = {plan.dt:g}). "
             "Try smaller steps, or an adaptive solver.",
@@ -116,9 +115,9 @@ def _check_finite(engine: Eager, step: Step) -> None:
         )
 
 
-def _too_many_steps(plan: Plan, max_steps: int) -> NoReturn:
+def _too_many_steps(plan: Plan, max_steps: float) -> NoReturn:
     raise MaxStepsReached(
-        f"{max_steps} steps were tried and the solve has only come to t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
+        f"{max_steps:.0f} steps were tried and the solve has only come to t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
         "problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or look for a field that "
         "grows without bound.",
         t=plan.t0,
@@ -128,7 +127,7 @@ def _too_many_steps(plan: Plan, max_steps: int) -> NoReturn:
 
 def _underflow(engine: Eager, plan: Plan, last: Step | None, error: ErrorNorm | None, ratio: float) -> NoReturn:
     """`last` is the step that has just been rejected, if one was."""
-    layout, leaf = engine.field.layout, None
+    layout, leaf = engine.layout, None
     if last is not None and not math.isfinite(ratio):
         bad = last.y1 if not is_finite(last.y1) else last.slopes()[-1]
         leaf = layout.culprit(bad.detach())

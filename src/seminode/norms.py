@@ -77,6 +77,8 @@ def mixed(y: Any) -> Tensor:
 def seminorm(y: AdjointState) -> Tensor:
     """The paper's seminorm: the larger of the norms of z and a_z; plain integrals do not steer the solver."""
     _only_adjoint("seminorm", y)
+    if not _leaves(y.z):  # z may come from elsewhere
+        return mixed_per_tensor(y.a_z)
     return torch.maximum(mixed_per_tensor(y.z), mixed_per_tensor(y.a_z))
 
 
@@ -137,6 +139,10 @@ class ErrorNorm:
     def ratio(self, error: Tensor, y0: Tensor, y1: Tensor) -> float:
         """‖error / (atol + rtol·max(|y0|, |y1|))‖: a step is accepted when this is at most one."""
         return self._norm(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
+
+    def parts(self, x: Tensor, y: Tensor) -> Any:
+        """x / (atol + rtol·|y|) in the structure of the state."""
+        return self.layout.unpack(x / self.allowed(y.abs()))
 
     def worst_leaf(self, error: Tensor, y0: Tensor, y1: Tensor) -> str | None:
         """Name of the leaf with the largest relative error, where the state has more than one."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from .checkpoints import Checkpoints
 from .problem import Plan, Record, Stats
 
 if TYPE_CHECKING:
@@ -44,8 +45,12 @@ class Tally(Observer):
     def rejected(self, step: Step, ratio: float) -> None:
         self.dropped += 1
 
-    def stats(self, vjp_y: int = 0, vjp_params: int = 0) -> Stats:
-        return Stats(self.nfe, self.steps, self.dropped, self.jumps, vjp_y, vjp_params)
+    @property
+    def attempts(self) -> int:
+        return self.steps + self.dropped
+
+    def stats(self, vjp_y: int = 0, vjp_params: int = 0, params_error: float | None = None) -> Stats:
+        return Stats(self.nfe, self.steps, self.dropped, self.jumps, vjp_y, vjp_params, params_error)
 
 
 class Recorder(Observer):
@@ -163,35 +168,82 @@ class Sampler(Observer):
 
 
 class Tape(Observer):
-    """The accepted steps, and the state before every k-th of them."""
+    """The accepted steps. Kinds of it also keep what an adjoint needs to come back."""
 
-    def __init__(self, every: int | None = None):
-        self._every = every
+    def __init__(self) -> None:
         self.plans: list[Plan] = []
-        self.states: list[Tensor] = []
 
     def accepted(self, step: Step, ratio: float) -> None:
-        if self._every is not None and len(self.plans) % self._every == 0:
-            self.states.append(step.y0)
         self.plans.append(step.plan)
 
     def hand_over(self) -> list[Tensor]:
-        """The states, which from now on somebody else keeps."""
-        states, self.states = self.states, []
+        """Its tensors, which from now on somebody else keeps."""
+        return []
+
+
+class StateTape(Tape):
+    """The state before every k-th step."""
+
+    def __init__(self, every: int = 1):
+        super().__init__()
+        self._every = every
+        self._states: list[Tensor] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        if len(self.plans) % self._every == 0:
+            self._states.append(step.start)
+        super().accepted(step, ratio)
+
+    def hand_over(self) -> list[Tensor]:
+        states, self._states = self._states, []
         return states
 
 
-class DenseRecorder(Observer):
+class CheckpointTape(Tape):
+    """The states before a few steps, spread over all of them as they come."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.checkpoints: Checkpoints[Tensor] = Checkpoints(n)
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self.checkpoints.offer(len(self.plans), step.start)
+        super().accepted(step, ratio)
+
+
+class EndTape(Tape):
+    """What the solver carried at the end of the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._end: list[Tensor] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._end = [step.end]
+        super().accepted(step, ratio)
+
+    def hand_over(self) -> list[Tensor]:
+        end, self._end = self._end, []
+        return end
+
+
+class PolynomialTape(Tape):
     """The polynomial of every step."""
 
     def __init__(self) -> None:
-        self._steps: list[Tensor] = []
+        super().__init__()
+        self._coefficients: list[Tensor] = []
 
     def accepted(self, step: Step, ratio: float) -> None:
-        self._steps.append(step.coefficients())
+        self._coefficients.append(step.coefficients())
+        super().accepted(step, ratio)
+
+    def hand_over(self) -> list[Tensor]:
+        coefficients, self._coefficients = self._coefficients, []
+        return coefficients
 
     def stacked(self, y0: Tensor) -> Tensor:
-        return torch.stack(self._steps) if self._steps else y0.reshape(1, 1, *y0.shape)
+        return torch.stack(self._coefficients) if self._coefficients else y0.reshape(1, 1, *y0.shape)
 
 
 class Progress(Observer):

@@ -26,7 +26,8 @@ class Place(NamedTuple):
 class Pace:
     """Turns a controller's proposals into plans: where each step starts and ends.
 
-    A step that would reach the next place, or stop short of it by rounding only, ends exactly on it.
+    A step that would reach the next place, or stop short of it by rounding only, ends exactly on it. With
+    `land=False` the end is no such place: the last step runs past it, as far as it likes.
     """
 
     def __init__(
@@ -36,29 +37,41 @@ class Pace:
         times: Sequence[float],
         jumps: Sequence[float],
         dtype: torch.dtype,
+        land: bool = True,
+        step_to: Sequence[float] = (),
     ):
         self.controller = controller
         self._order = order
         self._sign = -1.0 if times[-1] < times[0] else 1.0
         self._dtype = dtype
         self._s, self._end = self._sign * times[0], self._sign * times[-1]
-        marks = {self._sign * t: False for t in controller.step_to} | {self._sign * t: True for t in jumps}
+        marks = {self._sign * t: False for t in (*controller.step_to, *step_to)} | {self._sign * t: True for t in jumps}
         self._on_jump = marks.get(self._s, False)
-        marks.setdefault(self._end, False)
+        if land:
+            marks.setdefault(self._end, False)
+        last = self._end if land else math.inf
         self._places = [
-            Place(s, is_jump, s == self._end) for s, is_jump in sorted(marks.items()) if self._s < s <= self._end
+            Place(s, is_jump, land and s == self._end) for s, is_jump in sorted(marks.items()) if self._s < s <= last
         ]
+        if not land:
+            self._places.append(Place(math.inf, is_jump=False, is_end=False))
         self._span = self._end - self._s
         self._carry = 0.0  # what rounding has kept from the clock so far
         self._next = 0
         self._floating = True
         self._proposal, self._history = controller.first()
         self._start_history = self._history
+        self._carried = self._proposal
 
     @property
     def unset(self) -> bool:
         """Whether the first step is still to be selected."""
         return self._proposal is None
+
+    @property
+    def carried(self) -> float | None:
+        """The step to go on with after a restart: a step that was cut short to land somewhere does not enlarge it."""
+        return self._carried
 
     @property
     def smallest(self) -> float:
@@ -73,7 +86,7 @@ class Pace:
 
     def next(self) -> Plan | None:
         """The next step, or `None` at the end."""
-        if self._next == len(self._places):
+        if self._s >= self._end:
             return None
         assert self._proposal is not None
         return self.plan(self._proposal)
@@ -86,7 +99,7 @@ class Pace:
         """
         place = self._places[self._next]
         s1 = self._s + (proposal + self._carry)
-        landing = s1 >= place.s - _rounding(self._s, place.s)
+        landing = place.s < math.inf and s1 >= place.s - _rounding(self._s, place.s)
         if landing:
             s1 = place.s
         t0, t1 = self._sign * self._s, self._sign * s1
@@ -103,6 +116,7 @@ class Pace:
         verdict = self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
         self._proposal, self._history = verdict.proposal, verdict.history
         if verdict.accept:
+            self._carried = min(verdict.proposal, plan.proposal) if plan.landing else verdict.proposal
             self._carry = 0.0 if plan.landing else plan.proposal + self._carry - abs(plan.dt)
             self._s = self._sign * plan.t1
             self._on_jump = False

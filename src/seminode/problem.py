@@ -42,6 +42,11 @@ class Plan(NamedTuple):
         """Whether t1, like t0, is ts[0] plus a constant."""
         return self.floating and not self.landing
 
+    @property
+    def breaks(self) -> bool:
+        """Whether the slope at its end is not the first one of a next step."""
+        return self.final or self.crosses_jump
+
     def stage_time(self, c: float) -> float:
         """The time of a stage at node c, exactly t1 for c = 1 and never across a jump."""
         t = self.t1 if c == 1.0 else self.t0 + c * self.dt
@@ -69,7 +74,9 @@ class Stats:
 
     `nfe` counts evaluations of the field (an evaluation together with its VJP is one), `accepted` and `rejected`
     steps, `jumps` the jump times crossed. On the backward pass `vjp_y` and `vjp_params` count the evaluations that
-    were pulled back to the state and to the parameters.
+    were pulled back to the state and to the parameters. `params_error` is set where the gradient for parameters is an
+    integral of its own (`Backsolve`, `Interpolating`, `Quadrature`): an estimate of the error of that integral,
+    relative to it in the Euclidean norm.
     """
 
     nfe: int = 0
@@ -78,6 +85,7 @@ class Stats:
     jumps: int = 0
     vjp_y: int = 0
     vjp_params: int = 0
+    params_error: float | None = None
     _backward: list[Stats] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -91,6 +99,8 @@ class Stats:
             text += f", jumps={self.jumps}"
         if self.vjp_y or self.vjp_params:
             text += f", vjp_y={self.vjp_y}, vjp_params={self.vjp_params}"
+        if self.params_error is not None:
+            text += f", params_error={self.params_error:.1e}"
         return text + (f"; backward: {self.backward}" if self.backward else "")
 
 
@@ -102,6 +112,12 @@ class Record:
     accepted: tuple[Plan, ...]
     rejected: tuple[Plan, ...]
     ratios: tuple[float, ...]  #: error ratio of every attempted step; empty for fixed steps
+    _backward: list[Record] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def backward(self) -> Record | None:
+        """The same for the latest backward pass; `None` before there was one."""
+        return self._backward[-1] if self._backward else None
 
     @property
     def ts(self) -> tuple[float, ...]:
@@ -122,6 +138,7 @@ class Problem:
     error: ErrorNorm | None  # None: no error control
     jumps: tuple[float, ...] = ()
     params: tuple[Tensor, ...] | None = None  # None: to be found
+    integrals: tuple[bool, ...] = ()  # which leaves are only integrals, where that was asked for
     save: str = "ts"
     dense: bool = False
     record: bool = False

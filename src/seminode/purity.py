@@ -88,10 +88,6 @@ class Purity:
         self._restore: list[Callable[[], None]] = []
         self._constants: list[tuple[Tensor, int]] = []
         self._device = device.type
-        self.autocast: Callable[[], AbstractContextManager[Any]] | None = None
-        if torch.is_autocast_enabled(device.type):
-            dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
-            self.autocast = partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
 
     def remember(self, constants: Iterable[tuple[Tensor, int]]) -> None:
         """Tensors that an evaluation was seen to use, with their versions then; buffers that it changes apart."""
@@ -168,6 +164,14 @@ class Purity:
                     f"a tensor of shape {tuple(tensor.shape)} that the field uses has been modified by an inplace "
                     "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
                 )
+
+
+def present_autocast(device: torch.device) -> Callable[[], AbstractContextManager[Any]] | None:
+    """What opens the autocast context that is active now; `None` if none is."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
+    return partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
 
 
 def _device_generators(device: torch.device) -> list[torch.Generator]:

@@ -17,6 +17,7 @@ from .interpolation import DenseSolution
 from .norms import Norm
 from .parameters import chosen
 from .problem import Forward, Problem, Solution, Status
+from .purity import present_autocast
 from .solvers import Solver
 from .state import HALF, Layout, flatten, mapped, unflatten
 
@@ -92,7 +93,7 @@ def solve(
         chosen_controller = arguments.check_controller(controller, chosen_solver)
         where, function = arguments.check_save(save)
         problem = Problem(
-            field=Field(field, layout, leaf.dtype, arguments.check_args(args)),
+            field=Field(field, layout, leaf.dtype, arguments.check_args(args), present_autocast(flat.device)),
             y0=flat,
             ts=tensor_ts,
             times=times,
@@ -106,7 +107,7 @@ def solve(
             record=record,
             progress=progress,
             throw=throw,
-            max_steps=arguments.check_max_steps(max_steps),
+            max_steps=arguments.check_count("max_steps", max_steps),
         )
         if not isinstance(adjoint, Adjoint):
             raise TypeError(f"adjoint: expected an Adjoint such as sn.Replay(), found {arguments.found(adjoint)}")

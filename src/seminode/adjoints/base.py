@@ -15,11 +15,11 @@ from ..field import Field
 from ..loop import check_start, integrate, is_finite, select_first_step
 from ..observers import (
     AtTimes,
-    DenseRecorder,
     EveryStep,
     LastOnly,
     Observer,
     Outputs,
+    PolynomialTape,
     Progress,
     Recorder,
     Sampler,
@@ -65,19 +65,24 @@ class ForwardPass:
 
     problem: Problem
     purity: Purity
-    every: int | None = None  # keep the state of each k-th step on the tape
+    tape: Tape | None = None  # what is kept for the way back
     tally: Tally = field(init=False, default_factory=Tally)
     recorder: Recorder | None = field(init=False)
-    tape: Tape = field(init=False)
     ranges: list[tuple[int, int]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tape = Tape(self.every)
         self.recorder = Recorder(self.problem.error is not None) if self.problem.record else None
+        if self.tape is None:
+            self.keep_nothing()
 
-    def keep_no_states(self) -> None:
-        """There will be no backward pass."""
-        self.every, self.tape = None, Tape()
+    def keep_nothing(self) -> None:
+        """There will be no backward pass: a long solve keeps no list of its steps unless the outputs need it."""
+        self.tape = Tape() if self.problem.dense or self.problem.save == "steps" else None
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The steps that were taken, if they are kept."""
+        return [] if self.tape is None else self.tape.plans
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
         problem = self.problem
@@ -99,11 +104,9 @@ class ForwardPass:
         problem = self.problem
         outputs, first = outputs_of(problem)
         sampler = Sampler(outputs, [y0] * len(first), shifts)
-        dense = DenseRecorder() if problem.dense else None
-        # Without a gradient, dense output or steps to save, a long solve keeps no list of its steps.
-        tape = self.tape if self.every is not None or problem.dense or problem.save == "steps" else None
+        dense = PolynomialTape() if problem.dense else None
         observers: list[Observer] = [self.tally, sampler]
-        observers += [o for o in (tape, dense, self.recorder) if o is not None]
+        observers += [o for o in (self.tape, dense, self.recorder) if o is not None]
         if problem.progress:
             observers.append(Progress(problem.times))
         error = None
@@ -128,7 +131,7 @@ class ForwardPass:
             stats=self.tally.stats(),
             error=error,
             record=None if self.recorder is None else self.recorder.record(),
-            plans=self.tape.plans,
+            plans=self.plans,
             coefficients=None if dense is None else dense.stacked(y0),
         )
 
@@ -142,35 +145,36 @@ class ForwardPass:
     ) -> None:
         problem = self.problem
         check = not transforms_active()
+        start = engine.lift(y0)
         if problem.times[0] == problem.times[-1]:
             if check:
                 check_start(y0, None, problem.field.layout, problem.times[0])
             return
         if plans is not None:
             # The same solve once more, not a new one: nothing is inspected or drawn afresh.
-            integrate(engine, RecordedPace(plans), y0, observers, check=False)
+            integrate(engine, RecordedPace(plans), start, observers, check=False)
             return
         pace = self._pace()
         if k1 is None:
-            k1 = engine.first_slope(pace.plan(1.0), y0)
+            k1 = engine.first_slope(pace.plan(1.0), start)
         if check:
             check_start(y0, k1, problem.field.layout, problem.times[0])
         if pace.unset:
             assert problem.error is not None
             select_first_step(engine, pace, y0, k1, problem.error, self._order)
-        y1 = integrate(
+        end = integrate(
             engine,
             pace,
-            y0,
+            start,
             observers,
             k1=k1,
             error=problem.error,
             max_steps=problem.max_steps,
             check=check,
         )
-        if check and not is_finite(y1):
+        if check and not is_finite(end):
             # Reached only where the norm does not read the leaf that went wrong.
-            leaf = problem.field.layout.culprit(y1.detach())
+            leaf = problem.field.layout.culprit((end[0] if problem.solver.paired else end).detach())
             t1 = problem.times[-1]
             raise NonFiniteState(
                 f"the solution at t = {t1:g} holds a NaN or an infinity (leaf {leaf})", t=t1, leaf=leaf
@@ -194,5 +198,5 @@ class ForwardPass:
             return problem.ts[:count]
         if problem.save == "last":
             return problem.ts[-1:][:count]
-        steps = [problem.times[0], *(plan.t1 for plan in self.tape.plans)]
+        steps = [problem.times[0], *(plan.t1 for plan in self.plans)]
         return torch.tensor(steps, dtype=problem.ts.dtype, device=problem.ts.device)

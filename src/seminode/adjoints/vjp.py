@@ -1,4 +1,4 @@
-"""The pull-back of one step: what discrete adjoints share."""
+"""What adjoints share: looking at cotangents, and the pull-back of one step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ import torch
 from torch import Tensor
 
 from ..engine import Eager
+from ..errors import NonFiniteState
+from ..loop import is_finite
 from ..observers import Outputs
-from ..problem import Plan
-from ..state import HALF, real_dtype
+from ..problem import Plan, Stats
+from ..state import real_dtype
+
+
+def nonzero_rows(grad: Tensor | None) -> list[bool]:
+    if grad is None or len(grad) == 0:
+        return []
+    return (grad.flatten(1) != 0).any(1).tolist() if grad[0].numel() else [False] * len(grad)
+
+
+def check_cotangents(grad: Tensor, times: Sequence[float], what: str, stats: Stats) -> None:
+    """Refuse what the loss handed us if it is not finite, before any work is done."""
+    if not is_finite(grad):
+        i = torch.isfinite(grad).flatten(1).all(1).tolist().index(False)
+        message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
+        raise NonFiniteState(message, t=times[i], stats=stats, backward=True)
 
 
 class StepShifts:
@@ -29,30 +45,10 @@ class StepShifts:
         return self.out[: high - low]
 
 
-class Accumulator:
-    """Sums of gradients, one for each tensor, made when the first contribution comes."""
-
-    def __init__(self, count: int):
-        self.totals: list[Tensor | None] = [None] * count
-
-    def add(self, grads: Sequence[Tensor | None]) -> None:
-        for i, grad in enumerate(grads):
-            if grad is None:
-                continue
-            total = self.totals[i]
-            if total is not None:
-                total.add_(grad)
-            elif grad.dtype in HALF:
-                self.totals[i] = grad.float()  # many small contributions would be lost in a half-precision sum
-            else:
-                self.totals[i] = grad.clone()  # a gradient may be an expanded view
-
-
 class TimeGradient:
     """The gradient with respect to `ts`, by what each time moves with."""
 
     def __init__(self, ts: Tensor, like: Tensor):
-        self._ts = ts
         self.total = like.new_zeros(len(ts), dtype=real_dtype(like))
 
     def add(self, plan: Plan, low: int, start: Tensor | None, end: Tensor | None, out: Tensor | None) -> None:
@@ -65,9 +61,6 @@ class TimeGradient:
                 self.total[0] += end
         if out is not None and len(out):
             self.total[low : low + len(out)] += out
-
-    def result(self) -> Tensor:
-        return self.total.to(device=self._ts.device, dtype=self._ts.dtype)
 
 
 def pull_back(
@@ -92,7 +85,7 @@ def pull_back(
         step = engine.step(plan, y, None)
         values: list[Tensor] = []
         if adj_y1 is not None:
-            values.append(step.y1)
+            values.append(step.end)
         if adj_outputs is not None:
             values.append(outputs.of(step, *bounds, shifts))
         if adj_coefficients is not None:

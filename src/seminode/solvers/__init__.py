@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .base import Solver
 from .explicit import (
+    EXPLICIT,
     RK4,
     AdaptiveHeun,
     Bosh3,
@@ -17,20 +18,10 @@ from .explicit import (
     Ralston,
     Tsit5,
 )
+from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 
-BY_NAME: dict[str, type[Solver]] = {
-    "euler": Euler,
-    "midpoint": Midpoint,
-    "heun": Heun,
-    "ralston": Ralston,
-    "rk4": RK4,
-    "bosh3": Bosh3,
-    "adaptive_heun": AdaptiveHeun,
-    "fehlberg2": Fehlberg2,
-    "dopri5": Dopri5,
-    "tsit5": Tsit5,
-    "dopri8": Dopri8,
-}
+#: Solvers by the names that `solve(solver=...)` takes.
+BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeun}
 
 __all__ = [
     "BY_NAME",
@@ -45,6 +36,9 @@ __all__ = [
     "Heun",
     "Midpoint",
     "Ralston",
+    "ReversibleHeun",
+    "ReversibleRK",
+    "ReversibleSolver",
     "Solver",
     "Tsit5",
 ]

@@ -49,7 +49,10 @@ class ExplicitRungeKutta(Solver):
         cls.stages = tableau.stages
         cls.error_order = None if tableau.e is None else tableau.error_order
         cls.error_needs_end_slope = tableau.fsal
+        cls.weights = tableau.b
+        cls.error_weights = tableau.e
         # Without the end slope's row where it is zero: then a polynomial costs no evaluation.
+        cls.interpolant_order = tableau.interpolant_order
         cls.interpolant = tableau.interpolant[: None if tableau.interpolant_reads_end else -1]
         cls._later = tuple((c, sparse(row)) for c, row in zip(tableau.c[1:], tableau.a[1:], strict=True))
         cls._weights = sparse(tableau.b)
@@ -139,3 +142,9 @@ class Dopri8(ExplicitRungeKutta):
     """Prince and Dormand's pair of order 8(7): for tight tolerances."""
 
     tableau = tableaux.DOPRI8
+
+
+EXPLICIT: dict[str, type[ExplicitRungeKutta]] = {
+    kind.tableau.name: kind
+    for kind in (Euler, Midpoint, Heun, Ralston, RK4, Bosh3, AdaptiveHeun, Fehlberg2, Dopri5, Tsit5, Dopri8)
+}

@@ -1,0 +1,294 @@
+"""The backward pass of a continuous adjoint: the adjoint equation, solved from the last output to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import norms
+from ..engine import Eager
+from ..errors import DriftWarning, NonFiniteState, SolveError, warn
+from ..loop import integrate, is_finite, select_first_step
+from ..norms import ErrorNorm
+from ..observers import AtTimes, Observer, Recorder, Sampler, Tally
+from ..pace import Pace
+from ..parameters import check_captures
+from ..state import real_dtype
+from .augmented import AdjointEngine, AdjointSystem, Reduction
+from .binding import Call, Gradients
+from .vjp import check_cotangents, nonzero_rows
+
+if TYPE_CHECKING:
+    from .continuous import ContinuousAdjoint
+
+#: A recovered state this many tolerances away from the stored one is worth a warning.
+DRIFT = 100.0
+#: Only a cotangent that enlarges a_z by more than this calls for a new first step.
+GROWTH = 10.0
+
+
+class Stop(NamedTuple):
+    """An output time with a cotangent, and the outputs there."""
+
+    t: float
+    rows: list[int]
+
+
+class BackwardSolve:
+    """One backward pass of a continuous adjoint."""
+
+    def __init__(
+        self,
+        adjoint: ContinuousAdjoint,
+        call: Call,
+        inputs: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        needs: Sequence[bool],
+    ):
+        self.adjoint = adjoint
+        self.call = call
+        self.problem = call.forward.problem
+        self.y0, self.ts = inputs[:2]
+        self.args = inputs[2 : 2 + call.n_args]
+        self.needs = needs
+        self.ys, self.kept = kept[-1], kept[:-1]
+        self.solver, self.controller = adjoint.method(self.problem)
+        self.order = self.solver.error_order or self.solver.order
+        self.tally = Tally()
+        adaptive = self.controller.adaptive
+        self.recorder = None if call.backward_record is None else Recorder(adaptive)
+        self.max_steps = adjoint.max_steps or self.problem.max_steps
+        self.proposal: float | None = None
+        self.time = torch.zeros(len(self.ts), dtype=real_dtype(self.y0), device=self.y0.device)
+        self.warned = False
+
+    def run(self, grad_ys: Tensor | None) -> Gradients:
+        rows = nonzero_rows(grad_ys)
+        if grad_ys is None or not any(rows):
+            return self._nothing(grad_ys)
+        if self.problem.throw:
+            check_cotangents(grad_ys, self.call.output_times, "output", self.tally.stats())
+        # The adjoint is linear: at order one the scale of a loss decides no step.
+        self.scale = 1.0 if self.adjoint.fresh else float(grad_ys.abs().max())
+        self.grads = grad_ys / self.scale
+        self._prepare()
+        try:
+            adj = self._solve(list(self._stops(rows)))
+        except SolveError as error:
+            if error.stats is None:  # else of a solve inside the field
+                error.stats, error.backward = self.tally.stats(), True
+            raise
+        return self._finish(adj)
+
+    def _nothing(self, grad_ys: Tensor | None) -> Gradients:
+        self.call.backward_stats[:] = [self.tally.stats()]
+        zero = None if grad_ys is None or not self.needs[0] else torch.zeros_like(self.y0)
+        return [zero, *[None] * (len(self.needs) - 1)]
+
+    def _prepare(self) -> None:
+        """The adjoint system, its engine, its error norm."""
+        problem, adjoint, flags = self.problem, self.adjoint, self.needs[2:]
+        field, args, params = self.call.independent(self.args, flags[: len(self.args)])
+        self.field = field
+        self.targets = [x for x, need in zip([*args, *params], flags, strict=True) if need]
+        reduction = Reduction(field.layout, problem.integrals or [False] * len(field.layout.names))
+        source = adjoint.source(self, self.kept)
+        self.system = AdjointSystem(
+            field,
+            reduction,
+            self.targets,
+            source=source,
+            integrals_in_state=adjoint.integrals_in_state,
+            with_time=self.needs[1],
+            audit=self._audit,
+        )
+        log = None if self.recorder is None else self.recorder.evaluations
+        purity = self.call.forward.purity
+        self.watch = adjoint.watch(self)
+        self.engine = AdjointEngine(self.system, self.watch, self.solver, self.y0, purity, self.tally, log)
+        self.watch.engine = self.engine
+        self.places = tuple(adjoint.places(source))
+        rtol, atol = adjoint.tolerances(problem)
+        self.drift = ErrorNorm(field.layout, norms.mixed_per_tensor, _number(rtol), _number(atol), self.y0)
+        self.error = None
+        if self.controller.adaptive:
+            self.error = self._error_norm(rtol, atol, reduction)
+        self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
+
+    def _error_norm(self, rtol: float | Tensor, atol: float | Tensor, reduction: Reduction) -> ErrorNorm:
+        layout = self.engine.layout
+        like = self.y0.new_empty(sum(shape.numel() for shape in layout.shapes))
+        tolerances = []
+        for value in map(_number, (rtol, atol)):
+            if isinstance(value, Tensor):
+                own = reduction.reduce(value.expand(self.y0.shape))
+                front = [own.min().reshape(1)] if self.system.with_time else []
+                copies = [own] * (1 if self.system.source is not None else 2)
+                rest = like.numel() - own.numel() * len(copies) - len(front)
+                value = torch.cat([*front, *copies, own.min().expand(rest)])
+            tolerances.append(value)
+        return ErrorNorm(layout, self.adjoint.backward_norm, *tolerances, like)
+
+    def _audit(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        if self.problem.params is None:
+            check_captures(values, known, [x for x in self.call.params if not x.is_leaf])
+
+    def _stops(self, rows: Sequence[bool]) -> Iterator[Stop]:
+        """Output times with a cotangent, the last first. The value at the start is y0 itself: no stop."""
+        begin = 0 if self.problem.save == "last" else 1
+        times = self.call.output_times
+        stop: Stop | None = None
+        for row in range(len(times) - 1, begin - 1, -1):
+            if not rows[row]:
+                continue
+            if stop is not None and stop.t == times[row]:
+                stop.rows.append(row)
+                continue
+            if stop is not None:
+                yield stop
+            stop = Stop(times[row], [row])
+        if stop is not None:
+            yield stop
+
+    def _solve(self, stops: list[Stop]) -> Tensor:
+        """a_z at the start, the cotangent of the output there included."""
+        t0 = self.problem.times[0]
+        adj: Tensor | None = None
+        for stop, following in zip(stops, [*stops[1:], Stop(t0, [])], strict=True):
+            z = self.ys[stop.rows[0]]
+            cotangent = self.grads[stop.rows].sum(0)
+            renew = adj is None or self._outgrown(z, adj, adj + cotangent)
+            adj = cotangent if adj is None else adj + cotangent
+            if stop.t == t0:
+                break
+            z, adj = self._interval(stop, following.t, z, adj, renew)
+            reference = self.ys[following.rows[0]] if following.rows else self.y0
+            self._check_drift(z, reference, following.t)
+        if self.needs[1] and adj is not None:
+            self._time_at_start(adj, [stop for stop in stops if stop.t == t0])
+        if self.problem.save != "last":
+            adj = self.grads[0] if adj is None else adj + self.grads[0]
+        assert adj is not None
+        return adj
+
+    def _outgrown(self, z: Tensor, before: Tensor, after: Tensor) -> bool:
+        """Whether a_z has grown so much that the steps taken so far say nothing about those to come."""
+        if self.adjoint.fresh or self.error is None:
+            return self.adjoint.fresh
+        sizes = []
+        for a in (before, after):
+            w = self.system.pack(z, a, self.a_t, self._totals())
+            sizes.append(float(norms.mixed_per_tensor(self.error.parts(w, w).a_z)))
+        return sizes[1] > GROWTH * sizes[0]
+
+    def _totals(self) -> Sequence[Tensor | None]:
+        return self.watch.total.values
+
+    def _interval(self, stop: Stop, end: float, z: Tensor, a: Tensor, renew: bool) -> tuple[Tensor, Tensor]:
+        """Solve from one stop to the next time; z and a_z there."""
+        fresh = self.adjoint.fresh
+        w = self.system.pack(z, a, self.a_t, self._totals())
+        times = (stop.t, end)
+        controller = self.controller
+        pace = Pace(controller, self.order, times, self.problem.jumps, real_dtype(z), not fresh, self.places)
+        k1 = self.engine.start_slope(pace.plan(1.0), w)
+        if self.needs[1]:
+            w = self._time_at(stop, w)
+        if self.proposal is not None and not renew and controller.adaptive:
+            pace.begin(self.proposal)
+        if pace.unset:
+            assert self.error is not None
+            select_first_step(self.engine, pace, w, k1, self.error, self.order)
+        observers: list[Observer] = [self.tally, self.watch]
+        observers += [] if self.recorder is None else [self.recorder]
+        sampler = Sampler(AtTimes(times), [w])
+        if fresh:
+            self.watch.end = end
+            observers.append(sampler)
+        w = integrate(self.engine, pace, w, observers, k1=k1, error=self.error, max_steps=self.max_steps)
+        if fresh:
+            w = sampler.stacked(w)[-1]
+        self.proposal = pace.carried
+        a_t, sums = self.system.integrals(w)
+        self.a_t = self.a_t if a_t is None else a_t
+        if self.system.integrals_in_state:
+            self.watch.total.values = sums
+        return self.system.unpack(w, end)
+
+    def _time_at(self, stop: Stop, w: Tensor) -> Tensor:
+        """∂L/∂tᵢ = gᵢᵀf(tᵢ, zᵢ); the published method lets a_t, which then steers, take it up."""
+        assert self.system.f is not None
+        for row in stop.rows:
+            found = torch.vdot(self.grads[row].reshape(-1), self.system.f.reshape(-1)).real
+            index = self._moves_with(row)
+            if index is not None:
+                self.time[index] += found
+            if self.system.with_time:
+                w = torch.cat([w[:1] - found, w[1:]])
+        return w
+
+    def _time_at_start(self, adj: Tensor, stops: Sequence[Stop]) -> None:
+        """∂L/∂t₀ = −a_z(t₀)ᵀf(t₀, y₀), which holds with jumps too, and needs no integral."""
+        forward = self.call.forward
+        log = None if self.recorder is None else self.recorder.evaluations
+        engine = Eager(self.field, self.problem.solver, self.y0, forward.purity, self.tally, None, log)
+        f = engine.start_slope(forward.start(), engine.lift(self.y0)).reshape(-1)
+        self.time[0] -= torch.vdot(adj.reshape(-1), f).real
+        for row in (row for stop in stops for row in stop.rows):
+            index = self._moves_with(row)
+            if index is not None:
+                self.time[index] += torch.vdot(self.grads[row].reshape(-1), f).real
+
+    def _moves_with(self, row: int) -> int | None:
+        """The index of the time in `ts` with which an output's time moves."""
+        if self.problem.save == "ts":
+            return row
+        if self.problem.save == "last":
+            return len(self.ts) - 1
+        plan = self.call.forward.plans[row - 1]
+        return len(self.ts) - 1 if plan.final else 0 if plan.end_floats else None
+
+    def _check_drift(self, z: Tensor, reference: Tensor, t: float) -> None:
+        if self.system.source is not None or self.warned:
+            return
+        drift = self.drift.size(z - reference, reference)
+        if not drift <= DRIFT:
+            self.warned = True
+            warn_of_drift(self.adjoint.name, drift, t)
+
+    def _finish(self, adj: Tensor) -> Gradients:
+        totals = self._totals()
+        if self.problem.throw:
+            for what, x in (("the state", adj), *(("a parameter or argument", x) for x in totals if x is not None)):
+                if not is_finite(x):
+                    raise NonFiniteState(
+                        f"the gradient with respect to {what} became NaN or infinite",
+                        t=self.problem.times[0],
+                        stats=self.tally.stats(),
+                        backward=True,
+                    )
+        error = getattr(self.watch, "params_error", None)
+        system = self.system
+        self.call.backward_stats[:] = [self.tally.stats(system.vjp_y, system.vjp_params, error)]
+        if self.call.backward_record is not None and self.recorder is not None:
+            self.call.backward_record[:] = [self.recorder.record()]
+        scaled = [None if x is None else x * self.scale for x in totals]
+        time = self.time * self.scale if self.needs[1] else None
+        return self.call.gradients(self.needs, self.ts, self.args, adj * self.scale, time, scaled)
+
+
+def warn_of_drift(name: str, drift: float, t: float) -> None:
+    warn(
+        f"{name}: the state recovered at t = {t:g} on the way back is {drift:.3g} tolerances away from the one that "
+        "was there on the way forth, so the gradient is not to be trusted. Solving backwards is unstable where the "
+        "solution contracts: use sn.Replay() or sn.Interpolating(), or tighter tolerances.",
+        DriftWarning,
+    )
+
+
+def _number(value: float | Tensor) -> float | Tensor:
+    """A tolerance as a number, unless it differs from leaf to leaf."""
+    return float(value) if isinstance(value, Tensor) and value.ndim == 0 else value

@@ -1,0 +1,121 @@
+"""What adjoints that solve the adjoint equation have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .. import arguments, norms
+from ..controllers import Controller, PrescribedSteps
+from ..norms import Norm
+from ..problem import Problem
+from ..solvers import Solver
+from ..state import real_dtype
+from .backward import BackwardSolve
+from .binding import Call, FunctionAdjoint, Gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousAdjoint(FunctionAdjoint):
+    """What adjoints that solve the adjoint equation have in common.
+
+    Arguments:
+        rtol, atol: tolerances of the backward solve: a number, or a structure like y0; by default the forward ones.
+        solver: of the backward solve; by default the forward one.
+        controller: of the backward solve; by default the forward one.
+        max_steps: limit on the attempted steps of the backward pass; by default the forward one.
+    """
+
+    keeps_outputs: ClassVar[bool] = True
+
+    rtol: Any = None
+    atol: Any = None
+    solver: str | Solver | None = None
+    controller: Controller | None = None
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.solver is not None:
+            object.__setattr__(self, "solver", arguments.check_solver(self.solver))
+        if self.controller is not None and not isinstance(self.controller, Controller):
+            raise TypeError(f"controller: expected a Controller, found {arguments.found(self.controller)}")
+        if self.max_steps is not None:
+            arguments.check_count("max_steps", self.max_steps)
+
+    def refuse(self, problem: Problem) -> None:
+        if problem.dense:
+            raise ValueError(
+                f"dense: {self.name} gives gradients of outputs at times, not of the polynomials between them; pass "
+                "adjoint=sn.Replay(), or ask for the times you need in ts"
+            )
+        solver, controller = self.method(problem)
+        if solver.paired:
+            raise ValueError(
+                f"adjoint: {self.name} cannot take its own steps with solver {solver.name!r}, whose two coupled copies "
+                f"are made for sn.Reversible(); pass {self.name}(solver='dopri5')"
+            )
+        if isinstance(controller, PrescribedSteps):
+            raise ValueError(
+                f"adjoint: {self.name} takes steps of its own, for which PrescribedSteps has no sizes; pass "
+                f"{self.name}(controller=...)"
+            )
+        self.tolerances(problem)
+
+    def method(self, problem: Problem) -> tuple[Solver, Controller]:
+        """Solver and controller of the backward solve."""
+        solver = problem.solver if self.solver is None else self.solver
+        assert isinstance(solver, Solver)
+        return solver, arguments.check_controller(self.controller or problem.controller, solver)
+
+    def tolerances(self, problem: Problem) -> tuple[float | Tensor, float | Tensor]:
+        """rtol and atol of the backward solve: numbers, or flat like the state."""
+        layout, y0 = problem.field.layout, problem.y0
+        like = layout.unpack(y0.detach())
+        defaults: tuple[Any, Any] = arguments.DEFAULT_TOLERANCES[real_dtype(y0)]
+        if problem.error is not None:
+            defaults = problem.error.rtol, problem.error.atol
+        elif not self.method(problem)[1].adaptive:
+            for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+                if value is not None:
+                    raise ValueError(f"{name}: does nothing on a backward pass with fixed steps")
+        rtol = arguments.check_tolerance("rtol", self.rtol, defaults[0], like, layout, y0)
+        return rtol, arguments.check_tolerance("atol", self.atol, defaults[1], like, layout, y0)
+
+    @property
+    def backward_norm(self) -> Norm:
+        return norms.seminorm
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every output time is a new beginning, as published."""
+        return False
+
+    @property
+    def integrals_in_state(self) -> bool:
+        return False
+
+    def source(self, solve: BackwardSolve, kept: Sequence[Tensor]) -> Callable[[float], Tensor] | None:
+        """Where z comes from, if it is not solved for."""
+        return None
+
+    def places(self, source: Any) -> Sequence[float]:
+        """Times on which the backward solve must land besides."""
+        return ()
+
+    @abstractmethod
+    def watch(self, solve: BackwardSolve) -> Any:
+        """What makes the parameter integral: a `StageWatch` that is an observer."""
+
+    def backward(
+        self,
+        call: Call,
+        inputs: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        needs: Sequence[bool],
+        grads: Sequence[Tensor | None],
+    ) -> Gradients:
+        return BackwardSolve(self, call, inputs, kept, needs).run(grads[0])

@@ -1,0 +1,88 @@
+"""Interpolating: the adjoint alone is solved backwards, the state comes from the forward solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..arguments import check_count
+from ..engine import Eager
+from ..observers import CheckpointTape, PolynomialTape, Tape
+from ..problem import Problem
+from .backward import BackwardSolve
+from .continuous import ContinuousAdjoint
+from .sources import DenseSource, WindowSource
+from .sums import StageSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAdjoint(ContinuousAdjoint):
+    """A continuous adjoint that may read z off the forward solution.
+
+    Arguments:
+        memory: at most about so many copies of the state are kept, at least 16; forward steps are then taken again
+            where needed. By default the polynomials of all steps are.
+    """
+
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory is not None:
+            check_count("memory", self.memory, 16)
+
+    @property
+    def reads_forward(self) -> bool:
+        return True
+
+    def refuse(self, problem: Problem) -> None:
+        super().refuse(problem)
+        if self.reads_forward:
+            refuse_coarse_polynomials(self.name, problem.solver)
+
+    def tape(self, problem: Problem) -> Tape | None:
+        if not self.reads_forward:
+            return None
+        return PolynomialTape() if self.memory is None else CheckpointTape(self.memory // 2)
+
+    def source(self, solve: BackwardSolve, kept: Sequence[Tensor]) -> Callable[[float], Tensor] | None:
+        forward = solve.call.forward
+        tape = forward.tape
+        if isinstance(tape, PolynomialTape):
+            return DenseSource(tape.plans, kept)
+        if not isinstance(tape, CheckpointTape):
+            return None
+        assert self.memory is not None
+        problem = forward.problem
+        degree = len(problem.solver.interpolant[0])
+        width = max(1, self.memory // 2 // (degree + 1))
+        engine = Eager(solve.field, problem.solver, solve.y0, forward.purity, solve.tally)
+        return WindowSource(tape.plans, tape.checkpoints, width, engine)
+
+    def places(self, source: Any) -> Sequence[float]:
+        return () if source is None else source.places
+
+
+def refuse_coarse_polynomials(name: str, solver: Any) -> None:
+    if solver.interpolant_order < solver.order - 1:
+        raise ValueError(
+            f"solver: {name} reads the solution between steps, where the polynomial of {solver.name!r} is of order "
+            f"{solver.interpolant_order} only and misses the tolerance; take 'dopri5' or 'tsit5', or another adjoint"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolating(DenseAdjoint):
+    """Solve a_z backwards alone, with z read off the dense forward solution.
+
+        a_z′ = −a_zᵀ ∂f/∂z(t, z(t)),    ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt
+
+    Since z is not solved backwards, contracting and chaotic problems are no danger. Memory grows with the steps: the
+    polynomial of each, five copies of the state for dopri5, unless `memory` bounds it.
+    """
+
+    def watch(self, solve: BackwardSolve) -> Any:
+        return StageSums(solve.solver, solve.targets)

@@ -1,0 +1,237 @@
+"""Quadrature: the parameter integral by a quadrature rule on accepted steps, apart from the solver's stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_number
+from ..engine import Step
+from ..observers import Observer
+from ..problem import Plan, Problem
+from ..rules import GAUSS, KRONROD, LOBATTO, RADAU, Rule
+from .augmented import AdjointEngine, AdjointSystem, Integrand, StageWatch
+from .backward import BackwardSolve
+from .interpolating import DenseAdjoint, refuse_coarse_polynomials
+from .sums import ErrorSample, Sums
+
+RULES = ("lobatto", "gauss", "gauss-kronrod")
+#: The error of the integral is looked at on the first steps and then on some: its nodes cannot be batched there.
+ALL, EVERY = 16, 8
+#: How often an interval may be halved by the adaptive rule.
+DEPTH = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadrature(DenseAdjoint):
+    """Solve for a_z without a thought for parameters; then ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt by quadrature, step by step.
+
+    A plain integral needs no Runge–Kutta method. The integrand is evaluated on the polynomials of accepted steps only,
+    at fewer places than a step has stages: parameters see no rejected step at all.
+
+    Arguments:
+        rule: `"lobatto"` (default; 4 nodes for a method of order 5, two of which are the ends of the step, where the
+            field has been evaluated already), `"gauss"` (3 nodes), or `"gauss-kronrod"` (7 nodes, halving intervals
+            until its own tolerance is met).
+        z: `"dense"` reads z off the forward solution; `"solve"` solves it backwards with a_z, as `Backsolve` does, in
+            constant memory.
+        quad_rtol, quad_atol: tolerances of `"gauss-kronrod"`, relative to the integral so far, in the root mean square
+            over its entries; by default those of the solve.
+        batched: evaluate the nodes of a step in one call, vectorised by `torch.func.vmap`; by default where the field
+            allows it.
+    """
+
+    rule: str = "lobatto"
+    z: str = "dense"
+    quad_rtol: float | None = None
+    quad_atol: float | None = None
+    batched: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in RULES:
+            raise ValueError(f"rule: expected one of {', '.join(map(repr, RULES))}, found {self.rule!r}")
+        if self.z not in ("dense", "solve"):
+            raise ValueError(f"z: expected 'dense' or 'solve', found {self.z!r}")
+        if self.memory is not None and self.z == "solve":
+            raise ValueError("memory: does nothing with z='solve', which keeps nothing of the forward solution")
+        for name in ("quad_rtol", "quad_atol"):
+            if getattr(self, name) is not None:
+                if self.rule != "gauss-kronrod":
+                    raise ValueError(f"{name}: does nothing with rule={self.rule!r}, which is not adaptive")
+                check_number(name, getattr(self, name))
+        if self.batched not in (None, True, False):
+            raise TypeError(f"batched: expected True, False or None, found {self.batched!r}")
+
+    @property
+    def reads_forward(self) -> bool:
+        return self.z == "dense"
+
+    def refuse(self, problem: Problem) -> None:
+        super().refuse(problem)
+        refuse_coarse_polynomials(self.name, self.method(problem)[0])
+
+    def watch(self, solve: BackwardSolve) -> Any:
+        if self.rule == "gauss-kronrod":
+            rtol, atol = (float(torch.as_tensor(x).min()) for x in self.tolerances(solve.problem))
+            rtol = rtol if self.quad_rtol is None else self.quad_rtol
+            return AdaptiveNodes(solve, rtol, atol if self.quad_atol is None else self.quad_atol)
+        small = solve.solver.order <= 3
+        if self.rule == "gauss":
+            rule = GAUSS[2 if small else 3]
+            return FixedNodes(solve, rule, rule, self.batched)
+        return FixedNodes(solve, LOBATTO[3 if small else 4], RADAU[2 if small else 3], self.batched)
+
+
+class Nodes(StageWatch, Observer):
+    """What quadratures share: the integrand at times inside an accepted step."""
+
+    engine: AdjointEngine  # set once it is there
+
+    def __init__(self, solve: BackwardSolve):
+        self._solve = solve
+        count = len(solve.targets)
+        self.total = Sums(count)
+        self.error = ErrorSample(solve.targets)
+        self._idle = count == 0
+
+    @property
+    def params_error(self) -> float | None:
+        return None if self._idle else self.error.relative_to(self.total.values)
+
+    @property
+    def _system(self) -> AdjointSystem:
+        return self._solve.system
+
+    def _points(self, step: Step, xs: Sequence[float]) -> list[tuple[float, Tensor, Tensor]]:
+        """t, z and a_z at relative positions x of a step."""
+        times = [step.plan.stage_time(x) for x in xs]
+        values = step.at(times)
+        return [(t, *self._system.unpack(w, t)) for t, w in zip(times, values, strict=True)]
+
+    def _at(self, t: float, z: Tensor, a: Tensor) -> list[Tensor | None]:
+        return self._system.pull_params(self.engine.integrand(t, z, a))
+
+
+class FixedNodes(Nodes):
+    """A rule of fixed nodes; the ends of a step, where it has any there, reuse the evaluations of the solver.
+
+    A step whose end slope is not the next one's first (it lands on an output time, say) gets the `short` rule, which
+    has no node at the end: three gradients a step in either case.
+    """
+
+    def __init__(self, solve: BackwardSolve, rule: Rule, short: Rule, batched: bool | None):
+        super().__init__(solve)
+        self._rule, self._short = rule, short
+        self._stages = solve.solver.stages
+        self._batched = batched
+        self._breaks = False
+        self._kept: dict[bool, Integrand | None] = {False: None, True: None}  # at the start, at the end
+        self._start: list[Tensor | None] | None = None
+        self._count = 0
+
+    def open(self, plan: Plan) -> None:
+        self._breaks = plan.breaks
+
+    def wanted(self, stage: int | None) -> tuple[bool, bool]:
+        if self._idle or stage is None:
+            return False, False
+        if stage == 0:
+            return False, self._rule.left
+        return False, stage == self._stages and self._rule.right and not self._breaks
+
+    def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
+        if kept is not None:
+            self._kept[stage != 0] = kept
+            if stage == 0:
+                self._start = None
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        self._kept[True] = None
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        if self._idle:
+            return
+        end = self._kept[True]
+        rule = self._short if self._rule.right and end is None else self._rule
+        dt = step.plan.dt
+        complete = self._count < ALL or self._count % EVERY == 0
+        self._count += 1
+        if rule.left:
+            self._add(rule, 0, self._start or self._pulled(False), dt, complete)
+        self._start = None
+        inner = list(rule.inner)
+        points = self._points(step, [rule.nodes[i] for i in inner])
+        if complete or self._batched is False or not self._batch(rule, inner, points, dt):
+            for i, point in zip(inner, points, strict=True):
+                self._add(rule, i, self._at(*point), dt, complete)
+        if rule.right:
+            self._start = self._pulled(True)
+            self._add(rule, len(rule.nodes) - 1, self._start, dt, complete)
+        self._kept = {False: None, True: None}
+        self.error.accept(dt, complete, rule.sharpening)
+
+    def _pulled(self, end: bool) -> list[Tensor | None]:
+        kept, self._kept[end] = self._kept[end], None
+        assert kept is not None
+        return self._system.pull_params(kept)
+
+    def _add(self, rule: Rule, i: int, grads: Sequence[Tensor | None], dt: float, complete: bool) -> None:
+        self.total.add(grads, -dt * rule.weights[i])
+        if complete:
+            self.error.add(grads, -dt * (rule.weights[i] - rule.lower[i]), -dt * rule.weights[i])
+
+    def _batch(self, rule: Rule, inner: list[int], points: Sequence[tuple[float, Tensor, Tensor]], dt: float) -> bool:
+        """All inner nodes in one call; false if the field does not allow that."""
+        times, zs, adjoints = zip(*points, strict=True)
+        try:
+            f = self.engine.integrands(times, zs)
+        except Exception:
+            # Whatever it was: in a loop it will either work, or be raised with the user's own tensors.
+            if self._batched:
+                raise
+            self._batched = False
+            return False
+        weights = [-dt * rule.weights[i] for i in inner]
+        a = torch.stack([w * x for w, x in zip(weights, adjoints, strict=True)])
+        self.total.add(self._system.pull_params(Integrand(f, a), len(inner)))
+        return True
+
+
+class AdaptiveNodes(Nodes):
+    """Kronrod's rule on halves of halves, until it agrees with the rule of Gauss inside it."""
+
+    def __init__(self, solve: BackwardSolve, rtol: float, atol: float):
+        super().__init__(solve)
+        self._rtol, self._atol = rtol, atol
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        if not self._idle:
+            self._halves(step, 0.0, 1.0, 0)
+
+    def _halves(self, step: Step, low: float, high: float, depth: int) -> None:
+        dt = step.plan.dt * (high - low)
+        trial, error = Sums(len(self.total.values)), ErrorSample(self._solve.targets)
+        nodes = [low + x * (high - low) for x in KRONROD.nodes]
+        for point, w, lower in zip(self._points(step, nodes), KRONROD.weights, KRONROD.lower, strict=True):
+            grads = self._at(*point)
+            trial.add(grads, -dt * w)
+            error.add(grads, -dt * (w - lower))
+        if depth < DEPTH and not error.trial_size() <= self._allowed(trial) * abs(high - low):
+            middle = 0.5 * (low + high)
+            del trial
+            self._halves(step, low, middle, depth + 1)
+            self._halves(step, middle, high, depth + 1)
+            return
+        self.total.absorb(trial)
+        self.error.take_over(error, dt)
+
+    def _allowed(self, trial: Sums) -> float:
+        """What the error of a whole step may be, in the root mean square."""
+        sizes = [self.error.size(self.total.values), self.error.size(trial.values)]
+        return self._atol + self._rtol * max(x for x in sizes if math.isfinite(x))
