@@ -17,7 +17,7 @@ FLOORS = [
     {"norms", "interpolation", "parameters"},
     {"problem", "field", "purity"},
     {"solvers", "controllers", "integrals", "observers"},
-    {"pace", "engine"},
+    {"pace", "engine", "steering"},
     {"loop", "arguments"},
     {"adjoints"},
     {"solve"},

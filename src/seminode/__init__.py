@@ -14,6 +14,7 @@ from .errors import (
     StepSizeUnderflow,
     ToleranceWarning,
 )
+from .integrals import integral_leaves
 from .interpolation import DenseSolution
 from .problem import Record, Solution, Stats, Status
 from .solve import solve
@@ -72,6 +73,7 @@ __all__ = [
     "StepSizeUnderflow",
     "ToleranceWarning",
     "Tsit5",
+    "integral_leaves",
     "norms",
     "solve",
 ]

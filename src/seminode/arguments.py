@@ -177,6 +177,8 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     if norm is None:
         return norms.mixed_per_tensor if not layout.single else norms.rms
     if isinstance(norm, str):
+        if norm == "auto":  # to be narrowed down once the field has been looked at
+            return check_norm(None, layout)
         if norm in norms.FORWARD:
             return norms.FORWARD[norm]
         if norm in norms.BACKWARD:
@@ -184,7 +186,7 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
                 f"norm: {norm!r} reads the segments of an adjoint state, which the forward pass does not have; "
                 f"expected one of {', '.join(norms.FORWARD)} or a callable"
             )
-        raise ValueError(f"norm: expected one of {', '.join(norms.FORWARD)} or a callable, found {norm!r}")
+        raise ValueError(f"norm: expected one of {', '.join(norms.FORWARD)}, auto or a callable, found {norm!r}")
     if not callable(norm):
         raise TypeError(f"norm: expected a name or a callable, found {type(norm).__name__}")
     return cast(Norm, norm)

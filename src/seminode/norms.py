@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,15 @@ def mixed(y: Any) -> Tensor:
     if _leaves(y.a_params):
         parts.append(rms(y.a_params))
     return _stack(parts).max()
+
+
+def without(integrals: Sequence[bool]) -> Norm:
+    """The default of the forward pass over all leaves but those that are only integrals.
+
+    >>> float(without((False, True))((torch.tensor([2.0]), torch.tensor([5.0]))))
+    2.0
+    """
+    return lambda y: mixed_per_tensor([leaf for leaf, no in zip(leaves_of(y), integrals, strict=True) if not no])
 
 
 def seminorm(y: AdjointState) -> Tensor:

@@ -76,7 +76,8 @@ class Stats:
     steps, `jumps` the jump times crossed. On the backward pass `vjp_y` and `vjp_params` count the evaluations that
     were pulled back to the state and to the parameters. `params_error` is set where the gradient for parameters is an
     integral of its own (`Backsolve`, `Interpolating`, `Quadrature`): an estimate of the error of that integral,
-    relative to it in the Euclidean norm.
+    relative to it in the Euclidean norm. `checks` counts evaluations that `norm="auto"` made to look at the field; they
+    are not in `nfe`.
     """
 
     nfe: int = 0
@@ -86,6 +87,7 @@ class Stats:
     vjp_y: int = 0
     vjp_params: int = 0
     params_error: float | None = None
+    checks: int = 0
     _backward: list[Stats] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -99,6 +101,8 @@ class Stats:
             text += f", jumps={self.jumps}"
         if self.vjp_y or self.vjp_params:
             text += f", vjp_y={self.vjp_y}, vjp_params={self.vjp_params}"
+        if self.checks:
+            text += f", checks={self.checks}"
         if self.params_error is not None:
             text += f", params_error={self.params_error:.1e}"
         return text + (f"; backward: {self.backward}" if self.backward else "")
@@ -139,6 +143,7 @@ class Problem:
     jumps: tuple[float, ...] = ()
     params: tuple[Tensor, ...] | None = None  # None: to be found
     integrals: tuple[bool, ...] = ()  # which leaves are only integrals, where that was asked for
+    reader: Any = None  # looks again whether they still are
     save: str = "ts"
     dense: bool = False
     record: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .problem import Forward, Problem, Solution, Status
 from .purity import present_autocast
 from .solvers import Solver
 from .state import HALF, Layout, flatten, mapped, unflatten
+from .steering import ignoring_integrals
 
 
 def solve(
@@ -58,7 +60,8 @@ def solve(
             float32, 1e-2 and 1e-4 in half precision.
         controller: step-size control; by default `Integral()`. Solvers without an error estimate need `FixedStep(dt)`.
         norm: of the error: `"rms"`, `"max"`, or a function of a structure like y0; by default the largest root mean
-            square of any leaf.
+            square of any leaf. `"auto"` finds the leaves that are only integrals (see `integral_leaves`) and leaves
+            them out, forward and backward.
         adjoint: how to differentiate; by default `Replay()`.
         params: the tensors of the field that get gradients; by default all that it is found to use.
         jumps: times at which the field is discontinuous in t. Steps end on them, and the field is evaluated on either
@@ -111,7 +114,10 @@ def solve(
         )
         if not isinstance(adjoint, Adjoint):
             raise TypeError(f"adjoint: expected an Adjoint such as sn.Replay(), found {arguments.found(adjoint)}")
-        return _solution(problem, adjoint.run(problem), leaf.dtype, function)
+        run = adjoint.run
+        if isinstance(norm, str) and norm == "auto":
+            run = partial(ignoring_integrals, run=adjoint.run)
+        return _solution(problem, run(problem), leaf.dtype, function)
 
 
 def _solution(

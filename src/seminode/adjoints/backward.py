@@ -94,11 +94,11 @@ class BackwardSolve:
         field, args, params = self.call.independent(self.args, flags[: len(self.args)])
         self.field = field
         self.targets = [x for x, need in zip([*args, *params], flags, strict=True) if need]
-        reduction = Reduction(field.layout, problem.integrals or [False] * len(field.layout.names))
+        self.reduction = Reduction(field.layout, problem.integrals or [False] * len(field.layout.names))
         source = adjoint.source(self, self.kept)
         self.system = AdjointSystem(
             field,
-            reduction,
+            self.reduction,
             self.targets,
             source=source,
             integrals_in_state=adjoint.integrals_in_state,
@@ -115,16 +115,16 @@ class BackwardSolve:
         self.drift = ErrorNorm(field.layout, norms.mixed_per_tensor, _number(rtol), _number(atol), self.y0)
         self.error = None
         if self.controller.adaptive:
-            self.error = self._error_norm(rtol, atol, reduction)
+            self.error = self._error_norm(rtol, atol)
         self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
 
-    def _error_norm(self, rtol: float | Tensor, atol: float | Tensor, reduction: Reduction) -> ErrorNorm:
+    def _error_norm(self, rtol: float | Tensor, atol: float | Tensor) -> ErrorNorm:
         layout = self.engine.layout
         like = self.y0.new_empty(sum(shape.numel() for shape in layout.shapes))
         tolerances = []
         for value in map(_number, (rtol, atol)):
             if isinstance(value, Tensor):
-                own = reduction.reduce(value.expand(self.y0.shape))
+                own = self.reduction.reduce(value.expand(self.y0.shape))
                 front = [own.min().reshape(1)] if self.system.with_time else []
                 copies = [own] * (1 if self.system.source is not None else 2)
                 rest = like.numel() - own.numel() * len(copies) - len(front)
@@ -197,8 +197,9 @@ class BackwardSolve:
         k1 = self.engine.start_slope(pace.plan(1.0), w)
         if self.needs[1]:
             w = self._time_at(stop, w)
-        if self.proposal is not None and not renew and controller.adaptive:
-            pace.begin(self.proposal)
+        proposal = self.adjoint.first_step(self, stop.t) if renew else self.proposal
+        if proposal is not None and controller.adaptive:
+            pace.begin(proposal)
         if pace.unset:
             assert self.error is not None
             select_first_step(self.engine, pace, w, k1, self.error, self.order)
@@ -254,6 +255,8 @@ class BackwardSolve:
     def _check_drift(self, z: Tensor, reference: Tensor, t: float) -> None:
         if self.system.source is not None or self.warned:
             return
+        # Of the leaves that were solved for.
+        z = self.reduction.restore(self.reduction.reduce(z), reference)
         drift = self.drift.size(z - reference, reference)
         if not drift <= DRIFT:
             self.warned = True

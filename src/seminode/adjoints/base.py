@@ -30,6 +30,7 @@ from ..pace import Pace, RecordedPace
 from ..problem import Forward, Plan, Problem
 from ..purity import Purity
 from ..state import real_dtype
+from ..steering import Recheck
 
 
 class Adjoint(ABC):
@@ -109,6 +110,8 @@ class ForwardPass:
         observers += [o for o in (self.tape, dense, self.recorder) if o is not None]
         if problem.progress:
             observers.append(Progress(problem.times))
+        if any(problem.integrals):
+            observers.append(Recheck(problem))
         error = None
         try:
             with self.purity.solving():

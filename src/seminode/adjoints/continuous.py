@@ -102,6 +102,10 @@ class ContinuousAdjoint(FunctionAdjoint):
         """Where z comes from, if it is not solved for."""
         return None
 
+    def first_step(self, solve: BackwardSolve, t: float) -> float | None:
+        """The first step of the backward solve; `None` to have it selected."""
+        return None
+
     def places(self, source: Any) -> Sequence[float]:
         """Times on which the backward solve must land besides."""
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,15 @@ class DenseAdjoint(ContinuousAdjoint):
         width = max(1, self.memory // 2 // (degree + 1))
         engine = Eager(solve.field, problem.solver, solve.y0, forward.purity, solve.tally)
         return WindowSource(tape.plans, tape.checkpoints, width, engine)
+
+    def first_step(self, solve: BackwardSolve, t: float) -> float | None:
+        # The forward solve has found out how fast things change there: no need to probe.
+        if not self.reads_forward or not solve.controller.adaptive or solve.controller.first()[0] is not None:
+            return None
+        plans = solve.call.forward.plans
+        sign = 1.0 if plans[-1].dt > 0.0 else -1.0
+        j = min(bisect_left(plans, sign * t, key=lambda plan: sign * plan.t1), len(plans) - 1)
+        return plans[j].proposal
 
     def places(self, source: Any) -> Sequence[float]:
         return () if source is None else source.places

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import DEFAULT_TOLERANCES
+from ..errors import DriftWarning, warn
 from ..norms import ErrorNorm, mixed_per_tensor
 from ..observers import EndTape
 from ..problem import Problem
@@ -20,6 +21,10 @@ from .binding import Call, Gradients
 from .replay import DiscreteAdjoint
 from .sums import Sums
 from .sweep import States, Sweep
+
+
+#: The copies are apart by about the error of the solution, tens of tolerances where all is well.
+GAP = 1000.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class UndoneStates(States):
     """Each state from the one after it."""
 
     def __init__(self, kept: Sequence[Tensor]):
-        self._state = kept[0] if kept else None
+        self._end = self._state = kept[0] if kept else None
         self._at: int | None = None
 
     def before(self, j: int, sweep: Sweep) -> Tensor:
@@ -108,3 +113,15 @@ class UndoneStates(States):
         drift = error.size(self._state[0] - y0, y0)
         if not drift <= DRIFT:
             warn_of_drift("Reversible", drift, sweep.problem.times[0])
+            return
+        assert self._end is not None
+        y, z = self._end.unbind(0)
+        gap = error.size(y - z, y)
+        if not gap <= GAP:
+            t = sweep.plans[-1].t1
+            warn(
+                f"Reversible: the two copies of the state have drifted {gap:.3g} tolerances apart at t = {t:g}, so "
+                "neither the solution nor its gradient is to be trusted. Reversible methods are unstable where the solution "
+                "contracts: use sn.Replay() or sn.Interpolating(), a smaller coupling, or tighter tolerances.",
+                DriftWarning,
+            )
