@@ -10,14 +10,14 @@ from ..norms import Norm
 from ..observers import Tape
 from ..problem import Problem
 from .backward import BackwardSolve
-from .continuous import ContinuousAdjoint
+from .continuous import ContinuousAdjoint, refuse_coarse_polynomials
 from .sums import StageSums
 
 #: Norms that read z and a_z alone: then a_θ and a_t need not be there.
 SEMINORMS = (norms.seminorm, norms.seminorm_rms)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Backsolve(ContinuousAdjoint):
     """Solve [z, a_z] backwards in time, in constant memory: the method of the seminorm paper and its baselines.
 
@@ -60,6 +60,11 @@ class Backsolve(ContinuousAdjoint):
     @property
     def integrals_in_state(self) -> bool:
         return self.backward_norm not in SEMINORMS
+
+    def refuse(self, problem: Problem) -> None:
+        super().refuse(problem)
+        if self.fresh:
+            refuse_coarse_polynomials("Backsolve(restart='fresh')", self.method(problem)[0])
 
     def tape(self, problem: Problem) -> Tape | None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from .backward import BackwardSolve
 from .binding import Call, FunctionAdjoint, Gradients
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ContinuousAdjoint(FunctionAdjoint):
     """What adjoints that solve the adjoint equation have in common.
 
@@ -45,6 +45,10 @@ class ContinuousAdjoint(FunctionAdjoint):
             raise TypeError(f"controller: expected a Controller, found {arguments.found(self.controller)}")
         if self.max_steps is not None:
             arguments.check_count("max_steps", self.max_steps)
+
+    def __repr__(self) -> str:
+        given = [f"{x.name}={getattr(self, x.name)!r}" for x in fields(self) if getattr(self, x.name) != x.default]
+        return f"{self.name}({', '.join(given)})"
 
     def refuse(self, problem: Problem) -> None:
         if problem.dense:
@@ -123,3 +127,11 @@ class ContinuousAdjoint(FunctionAdjoint):
         grads: Sequence[Tensor | None],
     ) -> Gradients:
         return BackwardSolve(self, call, inputs, kept, needs).run(grads[0])
+
+
+def refuse_coarse_polynomials(name: str, solver: Solver) -> None:
+    if solver.interpolant_order < solver.order - 1:
+        raise ValueError(
+            f"solver: {name} reads the solution between steps, where the polynomial of {solver.name!r} is of order "
+            f"{solver.interpolant_order} only and misses the tolerance; take 'dopri5' or 'tsit5', or another adjoint"
+        )

@@ -14,12 +14,12 @@ from ..engine import Eager
 from ..observers import CheckpointTape, PolynomialTape, Tape
 from ..problem import Problem
 from .backward import BackwardSolve
-from .continuous import ContinuousAdjoint
+from .continuous import ContinuousAdjoint, refuse_coarse_polynomials
 from .sources import DenseSource, WindowSource
 from .sums import StageSums
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DenseAdjoint(ContinuousAdjoint):
     """A continuous adjoint that may read z off the forward solution.
 
@@ -76,15 +76,7 @@ class DenseAdjoint(ContinuousAdjoint):
         return () if source is None else source.places
 
 
-def refuse_coarse_polynomials(name: str, solver: Any) -> None:
-    if solver.interpolant_order < solver.order - 1:
-        raise ValueError(
-            f"solver: {name} reads the solution between steps, where the polynomial of {solver.name!r} is of order "
-            f"{solver.interpolant_order} only and misses the tolerance; take 'dopri5' or 'tsit5', or another adjoint"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Interpolating(DenseAdjoint):
     """Solve a_z backwards alone, with z read off the dense forward solution.
 

@@ -17,7 +17,8 @@ from ..problem import Plan, Problem
 from ..rules import GAUSS, KRONROD, LOBATTO, RADAU, Rule
 from .augmented import AdjointEngine, AdjointSystem, Integrand, StageWatch
 from .backward import BackwardSolve
-from .interpolating import DenseAdjoint, refuse_coarse_polynomials
+from .continuous import refuse_coarse_polynomials
+from .interpolating import DenseAdjoint
 from .sums import ErrorSample, Sums
 
 RULES = ("lobatto", "gauss", "gauss-kronrod")
@@ -27,7 +28,7 @@ ALL, EVERY = 16, 8
 DEPTH = 12
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Quadrature(DenseAdjoint):
     """Solve for a_z without a thought for parameters; then ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt by quadrature, step by step.
 
@@ -157,6 +158,8 @@ class FixedNodes(Nodes):
     def accepted(self, step: Step, ratio: float) -> None:
         if self._idle:
             return
+        if self._rule.right and not self._breaks:
+            step.slopes()  # the next step will want its end slope too
         end = self._kept[True]
         rule = self._short if self._rule.right and end is None else self._rule
         dt = step.plan.dt
