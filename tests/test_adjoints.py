@@ -26,10 +26,10 @@ CONTINUOUS = {
     "interpolating": sn.Interpolating(),
     "interpolating in little memory": sn.Interpolating(memory=24),
     "lobatto": sn.Quadrature(),
-    "lobatto, z solved": sn.Quadrature(z="solve"),
-    "lobatto in little memory": sn.Quadrature(memory=24),
+    "lobatto, dense": sn.Quadrature(z="dense"),
+    "lobatto in little memory": sn.Quadrature(z="dense", memory=24),
     "gauss": sn.Quadrature(rule="gauss"),
-    "gauss, z solved": sn.Quadrature(rule="gauss", z="solve"),
+    "gauss, dense": sn.Quadrature(rule="gauss", z="dense"),
     "gauss-kronrod": sn.Quadrature(rule="gauss-kronrod"),
 }
 #: Reading between the steps of dopri8 is refused: tests/test_adjoint_arguments.py.

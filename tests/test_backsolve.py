@@ -210,7 +210,7 @@ def test_norms_on_a_neural_cde() -> None:
         sn.Backsolve(norm="mixed"),
         sn.Interpolating(),
         sn.Quadrature(),
-        sn.Quadrature(z="solve"),
+        sn.Quadrature(z="dense"),
         sn.Replay(),
     ],
     ids=repr,
@@ -287,7 +287,7 @@ class TestContraction:
 
     @pytest.mark.parametrize("stiffness", [10.0, 60.0])
     @pytest.mark.parametrize(
-        "adjoint", [sn.Backsolve(), sn.Backsolve(norm="mixed", restart="fresh"), sn.Quadrature(z="solve")], ids=repr
+        "adjoint", [sn.Backsolve(), sn.Backsolve(norm="mixed", restart="fresh"), sn.Quadrature()], ids=repr
     )
     def test_backsolve_warns(self, adjoint: Any, stiffness: float) -> None:
         message = (
@@ -305,7 +305,7 @@ class TestContraction:
     @pytest.mark.parametrize("stiffness", [10.0, 60.0])
     @pytest.mark.parametrize(
         "adjoint",
-        [sn.Replay(), sn.Checkpointed(5), sn.Interpolating(), sn.Interpolating(memory=24), sn.Quadrature()],
+        [sn.Replay(), sn.Checkpointed(5), sn.Interpolating(), sn.Interpolating(memory=24), sn.Quadrature(z="dense")],
         ids=repr,
     )
     def test_others_stay_right(self, adjoint: Any, stiffness: float) -> None:
@@ -325,7 +325,7 @@ def test_estimates_of_the_parameter_integral() -> None:
         return gradients((sol.ys[-1] * weights[0]).sum(), y0, field)[1:], sol.stats.backward
 
     exact, _ = run(sn.Replay(), 1e-12)
-    for adjoint in (sn.Backsolve(), sn.Interpolating(), sn.Quadrature(rule="gauss-kronrod", z="solve")):
+    for adjoint in (sn.Backsolve(), sn.Interpolating(), sn.Quadrature(rule="gauss-kronrod")):
         for rtol in (1e-4, 1e-6):
             found, stats = run(adjoint, rtol)
             assert stats is not None

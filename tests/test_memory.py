@@ -104,3 +104,98 @@ def test_rejected_steps_leave_nothing_in_the_graph() -> None:
         return inner
 
     assert peak_bytes(run(0.01)) <= 1.5 * peak_bytes(run(0.005))
+
+
+def constant(steps: int, adjoint: Any, solver: Any, size: int = 300_000) -> Callable[[], None]:
+    """A solve of many cheap steps over a state of more than a megabyte."""
+    weight = torch.full((), 0.5, requires_grad=True)
+    y0 = torch.linspace(-1, 1, size, requires_grad=True)
+
+    def run() -> None:
+        sol = sn.solve(
+            lambda t, y: torch.sin(weight * y),
+            y0,
+            [0.0, 1.0],
+            save="last",
+            adjoint=adjoint,
+            solver=solver,
+            controller=sn.FixedStep(1.0 / steps),
+        )
+        assert sol.stats.accepted == steps
+        sol.ys.sum().backward()
+        y0.grad = weight.grad = None
+
+    return run
+
+
+FLAT = {
+    "Backsolve": (sn.Backsolve(), "midpoint"),
+    "Quadrature": (sn.Quadrature(), "midpoint"),
+    "reversible_heun": (sn.Reversible(), "reversible_heun"),
+    "ReversibleRK": (sn.Reversible(), sn.ReversibleRK("midpoint")),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_memory_that_does_not_grow_with_the_steps(name: str) -> None:
+    few, many = (peak_bytes(constant(steps, *FLAT[name])) for steps in (20, 200))
+    assert many < 1.05 * few
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", FLAT)
+def test_memory_that_does_not_grow_with_very_many_steps(name: str) -> None:
+    few, many = (peak_bytes(constant(steps, *FLAT[name])) for steps in (500, 5000))
+    assert many < 1.05 * few
+
+
+@pytest.mark.parametrize("n", [2, 10])
+def test_checkpoints_hold_no_more_states_than_they_may(n: int) -> None:
+    """Against a backward pass that needs no checkpoints but the first: the difference is theirs."""
+    state = 4 * 300_000
+    least = peak_bytes(constant(2, sn.Checkpointed(1), "midpoint"))
+    for steps in (20, 100):
+        assert peak_bytes(constant(steps, sn.Checkpointed(n), "midpoint")) <= least + n * state
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_checkpoints_of_very_many_steps() -> None:
+    state = 4 * 300_000
+    least = peak_bytes(constant(2, sn.Checkpointed(1), "euler"))
+    for steps in (500, 5000):
+        assert peak_bytes(constant(steps, sn.Checkpointed(20), "euler")) <= least + 20 * state
+
+
+def test_gradients_of_parameters_are_held_three_times() -> None:
+    """Total, trial and first stage, besides the one that autograd has just computed; however many steps there are."""
+    weight = torch.zeros(1000, 1000, requires_grad=True)
+    bias = torch.zeros(1000, requires_grad=True)
+    y0 = torch.ones(1000, requires_grad=True)
+    hasty = sn.Backsolve(controller=sn.Integral(dt0=0.5))  # so that a step is rejected
+
+    def run(end: float) -> Callable[[], None]:
+        def inner() -> None:
+            sol = sn.solve(
+                lambda t, y: torch.sin(weight @ y + bias + 20 * t), y0, [0.0, end], save="last", adjoint=hasty
+            )
+            sol.ys.sum().backward()
+            assert sol.stats.backward is not None
+            assert sol.stats.backward.rejected > 0
+            weight.grad = bias.grad = y0.grad = None
+
+        return inner
+
+    size = 4 * 1_000_000
+    few, many = peak_bytes(run(1.0)), peak_bytes(run(4.0))
+    assert many < 1.05 * few
+    assert many < 4.3 * size
+
+
+@pytest.mark.parametrize("adjoint", [sn.Interpolating(memory=40), sn.Quadrature(z="dense", memory=40)], ids=repr)
+def test_a_bound_on_the_dense_solution(adjoint: Any) -> None:
+    state = 4 * 300_000
+    few, many = (peak_bytes(constant(steps, adjoint, "midpoint")) for steps in (40, 300))
+    assert many <= few + 10 * state
+    assert many <= 80 * state
