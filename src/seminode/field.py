@@ -29,7 +29,7 @@ class Field:
     ):
         self.func = func
         self.autocast = autocast
-        self._run = func if autocast is None else _inside(autocast, func)
+        self.run = func if autocast is None else _inside(autocast, func)
         self.layout = layout
         self.dtype = dtype  # what the user's field takes and returns
         self.args = args
@@ -53,9 +53,9 @@ class Field:
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
         version = y._version
         if self.layout.single and y.dtype == self.dtype:
-            k = self._run(t, y, *self.args)
+            k = self.run(t, y, *self.args)
         else:
-            k = self._run(t, self.layout.unpack(y.to(self.dtype)), *self.args)
+            k = self.run(t, self.layout.unpack(y.to(self.dtype)), *self.args)
         if y._version != version:
             raise ValueError("field: changed y in place; y is the solver's own, expected a new tensor for the result")
         plain = self.layout.single and isinstance(k, Tensor)

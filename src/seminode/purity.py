@@ -80,7 +80,7 @@ class Purity:
     """The circumstances of a solve's evaluations, kept the same for all of them."""
 
     def __init__(self, device: torch.device, modules: Sequence[nn.Module]):
-        self._generators = [torch.default_generator, *_device_generators(device)]
+        self._generators = [torch.default_generator, *device_generators(device)]
         self._start: list[Tensor] = []
         self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
         self._buffers = buffers(modules)
@@ -174,7 +174,7 @@ def present_autocast(device: torch.device) -> Callable[[], AbstractContextManage
     return partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
 
 
-def _device_generators(device: torch.device) -> list[torch.Generator]:
+def device_generators(device: torch.device) -> list[torch.Generator]:
     if device.type == "cpu":
         return []
     module = torch.get_device_module(device)

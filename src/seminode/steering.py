@@ -14,6 +14,7 @@ from torch import Tensor
 from .integrals import Reader, looked_at
 from .norms import ErrorNorm, without
 from .observers import Observer
+from .parameters import reachable
 from .problem import Forward, Problem
 from .state import real_dtype
 
@@ -65,7 +66,7 @@ def ignoring_integrals(problem: Problem, run: Callable[[Problem], Forward]) -> F
         raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
     assert problem.error is not None
     field, error = problem.field, problem.error
-    reader = Reader(lambda t, y: field.func(t, y, *field.args), field.layout)
+    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach)[0])
     mask = _known(problem)
     places: Sequence[float] = ()
     if mask is None:

@@ -130,7 +130,7 @@ class BackwardSolve:
                 rest = like.numel() - own.numel() * len(copies) - len(front)
                 value = torch.cat([*front, *copies, own.min().expand(rest)])
             tolerances.append(value)
-        return ErrorNorm(layout, self.adjoint.backward_norm, *tolerances, like)
+        return ErrorNorm(layout, self.adjoint.backward_norm, tolerances[0], tolerances[1], like)
 
     def _audit(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         if self.problem.params is None:
