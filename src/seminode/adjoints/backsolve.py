@@ -17,7 +17,7 @@ from .sums import StageSums
 SEMINORMS = (norms.seminorm, norms.seminorm_rms)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Backsolve(ContinuousAdjoint):
     """Solve [z, a_z] backwards in time, in constant memory: the method of the seminorm paper and its baselines.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[r
 
 from ..engine import TimeShifts
 from ..parameters import reachable, restricted
-from ..problem import Forward, Problem, Stats
+from ..problem import Forward, Problem, Record, Stats
 from ..purity import Purity
 from .base import Adjoint, ForwardPass, has_tangent, transforms_active
 
@@ -44,7 +45,7 @@ class Direct(Adjoint):
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:
-                    _count_backward(output, result.stats, problem.solver.stages)
+                    _count_backward(output, result, problem.solver.evaluations)
         return result
 
 
@@ -56,13 +57,17 @@ def _differentiable(ts: Tensor) -> bool:
     return has_tangent(ts)
 
 
-def _count_backward(output: Tensor, stats: Stats, stages: int) -> None:
+def _count_backward(output: Tensor, result: Forward, evaluations: int) -> None:
     # Autograd pulls back through the stages of every accepted step and evaluates nothing anew.
-    pulled = stages * stats.accepted
+    stats, record = result.stats, result.record
+    pulled = evaluations * stats.accepted
     backward = Stats(accepted=stats.accepted, vjp_y=pulled, vjp_params=pulled)
-    cell = stats._backward
+    cells: list[tuple[list[Any], Any]] = [(stats._backward, backward)]
+    if record is not None:
+        cells.append((record._backward, Record((), record.accepted[::-1], (), ())))
 
     def note(_: Tensor) -> None:
-        cell[:] = [backward]
+        for cell, value in cells:
+            cell[:] = [value]
 
     output.register_hook(note)

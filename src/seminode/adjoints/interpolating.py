@@ -52,15 +52,16 @@ class DenseAdjoint(ContinuousAdjoint):
     def source(self, solve: BackwardSolve, kept: Sequence[Tensor]) -> Callable[[float], Tensor] | None:
         forward = solve.call.forward
         tape = forward.tape
-        if isinstance(tape, PolynomialTape):
+        if isinstance(tape, PolynomialTape) and tape.plans:
             return DenseSource(tape.plans, kept)
-        if not isinstance(tape, CheckpointTape):
+        if not isinstance(tape, CheckpointTape) or not tape.plans:
             return None
         assert self.memory is not None
         problem = forward.problem
         degree = len(problem.solver.interpolant[0])
         width = max(1, self.memory // 2 // (degree + 1))
-        engine = Eager(solve.field, problem.solver, solve.y0, forward.purity, solve.tally)
+        log = None if solve.recorder is None else solve.recorder.evaluations
+        engine = Eager(solve.field, problem.solver, solve.y0, forward.purity, solve.tally, None, log)
         return WindowSource(tape.plans, tape.checkpoints, width, engine)
 
     def first_step(self, solve: BackwardSolve, t: float) -> float | None:

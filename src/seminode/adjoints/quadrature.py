@@ -28,7 +28,7 @@ ALL, EVERY = 16, 8
 DEPTH = 12
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Quadrature(DenseAdjoint):
     """Solve for a_z without a thought for parameters; then ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt by quadrature, step by step.
 

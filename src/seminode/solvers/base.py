@@ -46,6 +46,11 @@ class Solver(ABC):
     ends_on_stage: bool = False
 
     @property
+    def evaluations(self) -> int:
+        """How many evaluations of the field a step makes, its first slope included and its end slope not."""
+        return self.stages
+
+    @property
     def name(self) -> str:
         """What it is called in `solve(solver=...)` and in messages."""
         return type(self).__name__.lower()

@@ -145,6 +145,10 @@ class ReversibleRK(ReversibleSolver):
         self.interpolant_order = base.interpolant_order
 
     @property
+    def evaluations(self) -> int:
+        return 2 * self.base.stages
+
+    @property
     def name(self) -> str:
         return f"reversible {self.base.name}"
 
