@@ -162,7 +162,12 @@ class Eager:
         self.tally.nfe += len(times)
         if self._log is not None:
             self._log.extend(times)
-        if prepare and self._purity.impure:
+        if prepare:
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Before an evaluation: the same random numbers and buffers as for any other."""
+        if self._purity.impure:
             self._purity.prepare()
 
     def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:

@@ -86,6 +86,7 @@ class WindowSource(DenseSource):
             high = min(count, self._window_end(low))
             self._take(low, high, state, [polynomials])
         self._low, self._window = low, polynomials.hand_over()
+        self._engine.prepare()  # we are in the middle of an evaluation, which has been prepared before
 
     def _window_end(self, low: int) -> int:
         count = len(self._plans)
