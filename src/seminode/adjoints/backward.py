@@ -18,7 +18,7 @@ from ..pace import Pace
 from ..parameters import check_captures
 from ..state import real_dtype
 from .augmented import AdjointEngine, AdjointSystem, Reduction
-from .binding import Call, Gradients
+from .binding import Asked, Gradients
 from .vjp import check_cotangents, nonzero_rows
 
 if TYPE_CHECKING:
@@ -40,21 +40,15 @@ class Stop(NamedTuple):
 class BackwardSolve:
     """One backward pass of a continuous adjoint."""
 
-    def __init__(
-        self,
-        adjoint: ContinuousAdjoint,
-        call: Call,
-        inputs: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        needs: Sequence[bool],
-    ):
+    def __init__(self, adjoint: ContinuousAdjoint, asked: Asked):
         self.adjoint = adjoint
-        self.call = call
+        self.call = call = asked.call
         self.problem = call.forward.problem
-        self.y0, self.ts = inputs[:2]
-        self.args = inputs[2 : 2 + call.n_args]
-        self.needs = needs
-        self.ys, self.kept = kept[-1], kept[:-1]
+        self.y0, self.ts = asked.inputs[:2]
+        self.args = asked.inputs[2 : 2 + call.n_args]
+        self.needs = asked.needs
+        self.cotangents = asked.grads[0]
+        self.ys, self.kept = asked.kept[-1], asked.kept[:-1]
         self.solver, self.controller = adjoint.method(self.problem)
         self.order = self.solver.error_order or self.solver.order
         self.tally = Tally()
@@ -65,7 +59,8 @@ class BackwardSolve:
         self.time = torch.zeros(len(self.ts), dtype=real_dtype(self.y0), device=self.y0.device)
         self.warned = False
 
-    def run(self, grad_ys: Tensor | None) -> Gradients:
+    def run(self) -> Gradients:
+        grad_ys = self.cotangents
         rows = nonzero_rows(grad_ys)
         if grad_ys is None or not any(rows):
             return self._nothing(grad_ys)

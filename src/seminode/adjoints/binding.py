@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,16 @@ from .base import Adjoint, ForwardPass, has_tangent, transforms_active
 Gradients = list[Tensor | None]
 
 
+class Asked(NamedTuple):
+    """What a backward pass is asked for."""
+
+    call: Call
+    inputs: Sequence[Tensor]  # y0, ts, the tensors in args, the parameters
+    kept: Sequence[Tensor]  # the tensors of the tape and, with `keeps_outputs`, the outputs
+    needs: Sequence[bool]  # which inputs need a gradient
+    grads: Sequence[Tensor | None]  # cotangents of the outputs and of the dense coefficients
+
+
 class FunctionAdjoint(Adjoint):
     """An adjoint that is an autograd function: a forward pass without a graph, and a backward pass of its own.
 
@@ -28,9 +38,9 @@ class FunctionAdjoint(Adjoint):
 
     1. `refuse(problem)`: raise `ValueError` for a combination that makes no sense, with the reason;
     2. `tape(problem)`: what the forward pass keeps of its steps, or `None`;
-    3. `backward(call, inputs, kept, needs, grads)`: the gradients for y0, ts, the tensors in args and the parameters,
-       where needed. `kept` are the tensors of the tape and, with `keeps_outputs`, the outputs;
-    4. `twice(...)`, if second derivatives work: the derivative of the backward pass.
+    3. `backward(asked)`: the gradients for y0, ts, the tensors in args and the parameters, where needed;
+    4. `twice(asked, cotangents)`, if second derivatives work: the derivative of the backward pass, from the cotangents
+       of what it returned to those it was asked with and to the inputs.
     """
 
     keeps_outputs: ClassVar[bool] = False
@@ -46,23 +56,9 @@ class FunctionAdjoint(Adjoint):
     def tape(self, problem: Problem) -> Tape | None: ...
 
     @abstractmethod
-    def backward(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        needs: Sequence[bool],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients: ...
+    def backward(self, asked: Asked) -> Gradients: ...
 
-    def twice(
-        self,
-        call: Call,
-        needs: Sequence[bool],
-        cotangents: Sequence[Tensor | None],
-        inputs: Sequence[Tensor],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients:
+    def twice(self, asked: Asked, cotangents: Sequence[Tensor | None]) -> Gradients:
         raise RuntimeError(f"{self.name} gives first derivatives only; for second ones use sn.Replay() or sn.Direct()")
 
     def run(self, problem: Problem) -> Forward:
@@ -224,7 +220,7 @@ class SolveFunction(Function):
         if torch.is_grad_enabled():
             return None, *GradientFunction.apply(call, needs, len(inputs), *grads, *inputs, *kept)  # type: ignore[misc]
         with call.forward.purity.backward():
-            return None, *call.adjoint.backward(call, inputs, kept, needs, grads)
+            return None, *call.adjoint.backward(Asked(call, inputs, kept, needs, grads))
 
 
 class GradientFunction(Function):
@@ -241,12 +237,12 @@ class GradientFunction(Function):
         grads, inputs, kept = tensors[:2], tensors[2 : 2 + count], tensors[2 + count :]
         ctx.kept = len(kept)
         with call.forward.purity.backward():
-            return tuple(call.adjoint.backward(call, inputs, kept, needs, grads))
+            return tuple(call.adjoint.backward(Asked(call, inputs, kept, needs, grads)))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, call = ctx.saved_tensors, ctx.call
         with call.forward.purity.backward():
-            found = call.adjoint.twice(call, ctx.needs, saved[:2], saved[2:], grads)
+            found = call.adjoint.twice(Asked(call, saved[2:], (), ctx.needs, saved[:2]), grads)
         return None, None, None, *found, *[None] * ctx.kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..arguments import check_count
 from ..checkpoints import Checkpoints
 from ..observers import CheckpointTape, Observer
 from ..problem import Problem
-from .binding import Call, Gradients
+from .binding import Asked
 from .replay import DiscreteAdjoint
 from .sweep import States, Sweep
 
@@ -37,17 +36,10 @@ class Checkpointed(DiscreteAdjoint):
     def tape(self, problem: Problem) -> CheckpointTape:
         return CheckpointTape(self.n)
 
-    def backward(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        needs: Sequence[bool],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients:
-        tape = call.forward.tape
+    def states(self, asked: Asked) -> CheckpointedStates:
+        tape = asked.call.forward.tape
         assert isinstance(tape, CheckpointTape)
-        return Sweep(call, inputs, needs, CheckpointedStates(tape.checkpoints)).run(*grads)
+        return CheckpointedStates(tape.checkpoints)
 
 
 class CheckpointedStates(States):

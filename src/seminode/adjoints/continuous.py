@@ -16,7 +16,7 @@ from ..problem import Problem
 from ..solvers import Solver
 from ..state import real_dtype
 from .backward import BackwardSolve
-from .binding import Call, FunctionAdjoint, Gradients
+from .binding import Asked, FunctionAdjoint, Gradients
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -118,15 +118,8 @@ class ContinuousAdjoint(FunctionAdjoint):
     def watch(self, solve: BackwardSolve) -> Any:
         """What makes the parameter integral: a `StageWatch` that is an observer."""
 
-    def backward(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        needs: Sequence[bool],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients:
-        return BackwardSolve(self, call, inputs, kept, needs).run(grads[0])
+    def backward(self, asked: Asked) -> Gradients:
+        return BackwardSolve(self, asked).run()
 
 
 def refuse_coarse_polynomials(name: str, solver: Solver) -> None:

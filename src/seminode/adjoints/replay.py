@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,22 +11,22 @@ from torch import Tensor
 from ..arguments import check_count
 from ..observers import StateTape
 from ..problem import Problem
-from .binding import Call, FunctionAdjoint, Gradients
-from .sweep import SparseStates, Sweep, second_order
+from .binding import Asked, FunctionAdjoint, Gradients
+from .sweep import SparseStates, States, Sweep, second_order
 
 
 class DiscreteAdjoint(FunctionAdjoint):
     """An adjoint that pulls back through the steps that were taken."""
 
-    def twice(
-        self,
-        call: Call,
-        needs: Sequence[bool],
-        cotangents: Sequence[Tensor | None],
-        inputs: Sequence[Tensor],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients:
-        return second_order(call, needs, cotangents, inputs, grads)
+    @abstractmethod
+    def states(self, asked: Asked) -> States:
+        """Where the state before each step comes from."""
+
+    def backward(self, asked: Asked) -> Gradients:
+        return Sweep(asked, self.states(asked)).run()
+
+    def twice(self, asked: Asked, cotangents: Sequence[Tensor | None]) -> Gradients:
+        return second_order(asked, cotangents)
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,5 @@ class Replay(DiscreteAdjoint):
     def tape(self, problem: Problem) -> StateTape:
         return StateTape(self.every)
 
-    def backward(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        needs: Sequence[bool],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients:
-        return Sweep(call, inputs, needs, SparseStates(kept, self.every)).run(*grads)
+    def states(self, asked: Asked) -> SparseStates:
+        return SparseStates(asked.kept, self.every)

@@ -17,7 +17,7 @@ from ..solvers import ReversibleSolver
 from ..solvers.reversible import Increment
 from ..state import real_dtype
 from .backward import DRIFT, warn_of_drift
-from .binding import Call, Gradients
+from .binding import Asked
 from .replay import DiscreteAdjoint
 from .sums import Sums
 from .sweep import States, Sweep
@@ -48,15 +48,8 @@ class Reversible(DiscreteAdjoint):
     def tape(self, problem: Problem) -> EndTape:
         return EndTape()
 
-    def backward(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        needs: Sequence[bool],
-        grads: Sequence[Tensor | None],
-    ) -> Gradients:
-        return Sweep(call, inputs, needs, UndoneStates(kept)).run(*grads)
+    def states(self, asked: Asked) -> UndoneStates:
+        return UndoneStates(asked.kept)
 
 
 class UndoneStates(States):

@@ -18,7 +18,7 @@ from ..pace import RecordedPace
 from ..parameters import check_captures
 from ..problem import Plan, Problem, Record
 from .base import ForwardPass, outputs_of
-from .binding import Call, leaf_of
+from .binding import Asked, Gradients, leaf_of
 from .sums import Sums
 from .vjp import StepShifts, TimeGradient, check_cotangents, nonzero_rows, pull_back
 
@@ -56,21 +56,23 @@ class SparseStates(States):
 class Sweep:
     """The backward pass of a replayed solve."""
 
-    def __init__(self, call: Call, inputs: Sequence[Tensor], needs: Sequence[bool], states: States):
-        self.call = call
+    def __init__(self, asked: Asked, states: States):
+        self.call = call = asked.call
         self.states = states
         self.plans = call.forward.plans
         self.problem: Problem = call.forward.problem
-        self.y0, self.ts = inputs[:2]
-        self.args = inputs[2 : 2 + call.n_args]
-        self.needs = needs
+        self.y0, self.ts = asked.inputs[:2]
+        self.args = asked.inputs[2 : 2 + call.n_args]
+        self.needs = asked.needs
+        self.grads = asked.grads
         self.tally = Tally()
         self.evaluations: list[float] | None = None if call.backward_record is None else []
         self.taken: list[Plan] = []
         self.pulled = 0  # evaluations that were pulled back; with every > 1 others are made, to get there
 
-    def run(self, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> list[Tensor | None]:
-        """Segment by segment, step by step, from the end to the start."""
+    def run(self) -> Gradients:
+        """Step by step, from the end to the start."""
+        grad_ys, grad_coefficients = self.grads
         if grad_ys is None and grad_coefficients is None:
             return [None] * len(self.needs)
         flags = self.needs[2:]
@@ -79,7 +81,6 @@ class Sweep:
         self.sums = Sums(len(self.targets))
         self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
         self.outputs, first = outputs_of(self.problem)
-        self.grads = grad_ys, grad_coefficients
         self.rows = nonzero_rows(grad_ys), nonzero_rows(grad_coefficients)
         self._check_cotangents()
         adj: Tensor | None = None
@@ -208,17 +209,12 @@ class StatesBefore(Observer):
         self.states.append(step.start)
 
 
-def second_order(
-    call: Call,
-    needs: Sequence[bool],
-    cotangents: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
+def second_order(asked: Asked, grads: Sequence[Tensor | None]) -> Gradients:
     """Pull `grads`, the cotangents of the first-order gradients, back to the first cotangents and to the inputs.
 
     The taped steps are taken again under autograd, differentiated once with a graph, and that graph once more.
     """
+    call, inputs, _, needs, cotangents = asked
     forward = ForwardPass(replace(call.forward.problem, record=False, progress=False), call.forward.purity)
     args = inputs[2 : 2 + call.n_args]
     with torch.enable_grad():
