@@ -163,14 +163,22 @@ def check_error_norm(
                 raise ValueError(f"{name}: does nothing with {type(controller).__name__}, which ignores the error")
         return None
     leaf = flatten(y0)[0][0][1]
-    default = DEFAULT_TOLERANCES[real_dtype(leaf)]
-    checked_r = check_tolerance("rtol", rtol, default[0], y0, layout, like)
-    checked_a = check_tolerance("atol", atol, default[1], y0, layout, like)
+    checked = check_tolerances(rtol, atol, DEFAULT_TOLERANCES[real_dtype(leaf)], y0, layout, like)
+    return ErrorNorm(layout, check_norm(norm, layout), *checked, like)
+
+
+def check_tolerances(
+    rtol: Any, atol: Any, defaults: tuple[Any, Any], y0: Any, layout: Layout, like: Tensor
+) -> tuple[float | Tensor, float | Tensor]:
+    """Both tolerances, as numbers or flat like the state."""
+    checked_r = _tolerance("rtol", rtol, defaults[0], y0, layout, like)
+    checked_a = _tolerance("atol", atol, defaults[1], y0, layout, like)
     nothing = checked_r + checked_a == 0.0
     if bool(nothing.any()) if isinstance(nothing, Tensor) else nothing:
         raise ValueError("rtol, atol: expected at least one above zero, found both zero")
-    _warn_if_too_tight(checked_r, like)
-    return ErrorNorm(layout, check_norm(norm, layout), checked_r, checked_a, like)
+    if rtol is not None:
+        _warn_if_too_tight(checked_r, like)
+    return checked_r, checked_a
 
 
 def check_norm(norm: Any, layout: Layout) -> Norm:
@@ -192,7 +200,7 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     return cast(Norm, norm)
 
 
-def check_tolerance(name: str, value: Any, default: Any, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
+def _tolerance(name: str, value: Any, default: Any, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
     if value is None:
         return default
     if _is_real(value) and not (isinstance(value, Tensor) and value.ndim > 0):

@@ -151,6 +151,7 @@ class Eager:
         self._log = log
         self._dtype = real_dtype(like)
         self._device = like.device
+        self.handed: list[Tensor] | None = None  # the times, where somebody wants to know them again in a graph
 
     def slope(self, t: float, y: Tensor, shift: Tensor | None = None) -> Tensor:
         """One evaluation of the field, counted."""
@@ -172,6 +173,8 @@ class Eager:
 
     def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
         time = torch.full((), t, dtype=self._dtype, device=self._device)
+        if self.handed is not None:
+            self.handed.append(time)
         return self.field(time if shift is None else time + shift, y)
 
     def lift(self, y: Tensor) -> Tensor:

@@ -42,6 +42,12 @@ class Field:
         return Field(self.func if func is None else func, self.layout, self.dtype, args, self.autocast)
 
     @property
+    def eps(self) -> float:
+        """The rounding error of what the callable answers."""
+        inside = getattr(self.autocast, "keywords", {}).get("dtype")
+        return torch.finfo(self.dtype if inside is None else inside).eps
+
+    @property
     def reach(self) -> tuple[Any, ...]:
         """Where to look for modules and captured tensors: the callable, and what it is passed but for tensors."""
         return self.func, *(leaf for leaf in self._args if not isinstance(leaf, Tensor))

@@ -91,9 +91,10 @@ def cut(func: Callable[..., Any], params: Sequence[Tensor]) -> tuple[Callable[..
     """A callable and its parameters, made independent of each other.
 
     A captured tensor that was itself computed (by a hypernetwork, say) may depend on another captured one. To pull back
-    to each of them alone, computed ones are replaced by leaves of the same value while the callable runs.
+    to each of them alone, computed ones are replaced by leaves of the same value while the callable runs. So are those
+    with hooks, which are for the gradient as a whole and not for every contribution to it.
     """
-    leaves = {id(x): x.detach().requires_grad_() for x in params if not x.is_leaf}
+    leaves = {id(x): x.detach().requires_grad_() for x in params if not x.is_leaf or x._backward_hooks}
     if not leaves:
         return func, list(params)
 

@@ -65,8 +65,9 @@ class Reduction:
 class AdjointSystem:
     """The right-hand side of the adjoint equation over one flat vector.
 
-    The vector holds a_t, z, a_z and a_θ in this order, as far as they are solved for: z unless it comes from
-    `source`, a function of time; a_t and a_θ only if `integrals_in_state`.
+    The vector holds a_t, z, a_z and a_θ in this order; a_t and a_θ only if `integrals_in_state`. With a `source`, a
+    function of time, the field sees z from there. Its integral is kept all the same: a_z may be easy to solve for where
+    z moves fast, and steps that are too long for z are too long for the parameter integral.
     """
 
     def __init__(
@@ -99,13 +100,12 @@ class AdjointSystem:
         own = tuple(x for x, _ in kept) if not self._reduction.trivial else layout.unpack(like)
         state: AdjointState = AdjointState(
             a_t=like.new_empty((), dtype=real_dtype(like)) if self.with_time else (),
-            z=() if self.source is not None else own,
+            z=own,
             a_z=own,
-            a_params=tuple(self.targets) if self.integrals_in_state else (),
+            a_params=tuple(_like(x, like) for x in self.targets) if self.integrals_in_state else (),
         )
         found = ["a_t"] if self.with_time else []
-        found += [] if self.source is not None else [f"z{name}" for _, name in kept]
-        found += [f"a_z{name}" for _, name in kept]
+        found += [f"{part}{name}" for part in ("z", "a_z") for _, name in kept]
         found += [f"a_params[{i}]" for i in range(len(state.a_params))]
         leaves, node = flatten(state)
         return Layout(node, tuple(found), tuple(leaf.shape for _, leaf in leaves))
@@ -113,24 +113,22 @@ class AdjointSystem:
     def pack(self, z: Tensor, a: Tensor, a_t: Tensor | None, totals: Sequence[Tensor | None]) -> Tensor:
         """The vector, from whole states; what is not solved for is remembered."""
         self.z, self.a = z, a
-        parts = [] if self.source is not None else [self._reduction.reduce(z)]
-        parts.append(self._reduction.reduce(a))
+        parts = [self._reduction.reduce(z), self._reduction.reduce(a)]
         if self.with_time:
             assert a_t is not None
             parts.insert(0, a_t.to(z.dtype).reshape(1))
         if self.integrals_in_state:
             sums = zip(totals, self.targets, strict=True)
-            parts += [(torch.zeros_like(x) if s is None else s).reshape(-1).to(z.dtype) for s, x in sums]
+            parts += [_like(torch.zeros_like(x) if s is None else s, z).reshape(-1) for s, x in sums]
         self._sizes = [part.numel() for part in parts]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        return torch.cat(parts)
 
     def unpack(self, w: Tensor, t: float) -> tuple[Tensor, Tensor]:
-        """z and a_z, whole; z from its source where it is not solved for."""
+        """z and a_z, whole; z from its source if it has one."""
         parts = w.split(self._sizes)
         first = int(self.with_time)
-        if self.source is not None:
-            return self.source(t), self._reduction.restore(parts[first], self.a)
-        return self._reduction.restore(parts[first], self.z), self._reduction.restore(parts[first + 1], self.a)
+        a = self._reduction.restore(parts[first + 1], self.a)
+        return (self._reduction.restore(parts[first], self.z) if self.source is None else self.source(t)), a
 
     def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """a_t and a_θ, where they are solved for."""
@@ -141,6 +139,8 @@ class AdjointSystem:
         sums = parts[len(parts) - len(self.targets) :]
         found = []
         for s, x in zip(sums, self.targets, strict=True):
+            if x.is_complex() and not s.is_complex():
+                s = torch.view_as_complex(s.reshape(*x.shape, 2))
             s = s.real if s.is_complex() and not x.is_complex() else s
             found.append(s.reshape(x.shape))
         return a_t, found
@@ -168,15 +168,14 @@ class AdjointSystem:
 
     def _join(self, of_time: Tensor | None, of_z: Tensor, of_params: Sequence[Tensor | None]) -> Tensor:
         assert self.f is not None
-        parts = [] if self.source is not None else [self._reduction.reduce(self.f)]
-        solved = sum(part.numel() for part in parts) + self.with_time
-        parts.append(self._reduction.reduce(of_z))
+        parts = [self._reduction.reduce(self.f), self._reduction.reduce(of_z)]
+        solved = parts[0].numel() + self.with_time
         if self.with_time:
             parts.insert(0, of_z.new_zeros(1) if of_time is None else of_time.reshape(1).to(of_z.dtype))
         if self.integrals_in_state:
             pairs = zip(of_params, self.targets, strict=True)
-            parts += [(torch.zeros_like(x) if g is None else g).reshape(-1).to(of_z.dtype) for g, x in pairs]
-        k = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            parts += [_like(torch.zeros_like(x) if g is None else g, of_z).reshape(-1) for g, x in pairs]
+        k = torch.cat(parts)
         k[solved:].neg_()
         if self.with_time:
             k[:1].neg_()
@@ -206,6 +205,12 @@ class AdjointSystem:
         if not integrand.f.requires_grad or not self.targets:
             return [None] * len(self.targets)
         return list(torch.autograd.grad(integrand.f, self.targets, integrand.a, allow_unused=True))
+
+
+def _like(x: Tensor, state: Tensor) -> Tensor:
+    """A gradient in the dtype of the state; a complex one beside a real state as pairs."""
+    x = x.detach()
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() and not state.is_complex() else x).to(state.dtype)
 
 
 class StageWatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,9 +80,11 @@ class BackwardSolve:
         return self._finish(adj)
 
     def _nothing(self, grad_ys: Tensor | None) -> Gradients:
-        self.call.backward_stats[:] = [self.tally.stats()]
-        zero = None if grad_ys is None or not self.needs[0] else torch.zeros_like(self.y0)
-        return [zero, *[None] * (len(self.needs) - 1)]
+        self._report()
+        if grad_ys is None:
+            return [None] * len(self.needs)
+        zeros = [torch.zeros_like(x) if need else None for x, need in zip((self.y0, self.ts), self.needs, strict=False)]
+        return [*zeros, *[None] * (len(self.needs) - 2)]
 
     def _prepare(self) -> None:
         """The adjoint system, its engine, its error norm."""
@@ -121,9 +124,8 @@ class BackwardSolve:
             if isinstance(value, Tensor):
                 own = self.reduction.reduce(value.expand(self.y0.shape))
                 front = [own.min().reshape(1)] if self.system.with_time else []
-                copies = [own] * (1 if self.system.source is not None else 2)
-                rest = like.numel() - own.numel() * len(copies) - len(front)
-                value = torch.cat([*front, *copies, own.min().expand(rest)])
+                rest = like.numel() - 2 * own.numel() - len(front)
+                value = torch.cat([*front, own, own, own.min().expand(rest)])
             tolerances.append(value)
         return ErrorNorm(layout, self.adjoint.backward_norm, tolerances[0], tolerances[1], like)
 
@@ -152,7 +154,7 @@ class BackwardSolve:
         """a_z at the start, the cotangent of the output there included."""
         t0 = self.problem.times[0]
         adj: Tensor | None = None
-        for stop, following in zip(stops, [*stops[1:], Stop(t0, [])], strict=True):
+        for stop, following in itertools.pairwise([*stops, Stop(t0, [])]):
             z = self.ys[stop.rows[0]]
             cotangent = self.grads[stop.rows].sum(0)
             renew = adj is None or self._outgrown(z, adj, adj + cotangent)
@@ -257,6 +259,11 @@ class BackwardSolve:
             self.warned = True
             warn_of_drift(self.adjoint.name, drift, t)
 
+    def _report(self, vjp_y: int = 0, vjp_params: int = 0, params_error: float | None = None) -> None:
+        self.call.backward_stats[:] = [self.tally.stats(vjp_y, vjp_params, params_error)]
+        if self.call.backward_record is not None and self.recorder is not None:
+            self.call.backward_record[:] = [self.recorder.record()]
+
     def _finish(self, adj: Tensor) -> Gradients:
         totals = self._totals()
         if self.problem.throw:
@@ -268,11 +275,7 @@ class BackwardSolve:
                         stats=self.tally.stats(),
                         backward=True,
                     )
-        error = getattr(self.watch, "params_error", None)
-        system = self.system
-        self.call.backward_stats[:] = [self.tally.stats(system.vjp_y, system.vjp_params, error)]
-        if self.call.backward_record is not None and self.recorder is not None:
-            self.call.backward_record[:] = [self.recorder.record()]
+        self._report(self.system.vjp_y, self.system.vjp_params, self.watch.params_error)
         scaled = [None if x is None else x * self.scale for x in totals]
         time = self.time * self.scale if self.needs[1] else None
         return self.call.gradients(self.needs, self.ts, self.args, adj * self.scale, time, scaled)

@@ -82,12 +82,11 @@ class ContinuousAdjoint(FunctionAdjoint):
         defaults: tuple[Any, Any] = arguments.DEFAULT_TOLERANCES[real_dtype(y0)]
         if problem.error is not None:
             defaults = problem.error.rtol, problem.error.atol
-        elif not self.method(problem)[1].adaptive:
+        if not self.method(problem)[1].adaptive:
             for name, value in (("rtol", self.rtol), ("atol", self.atol)):
                 if value is not None:
                     raise ValueError(f"{name}: does nothing on a backward pass with fixed steps")
-        rtol = arguments.check_tolerance("rtol", self.rtol, defaults[0], like, layout, y0)
-        return rtol, arguments.check_tolerance("atol", self.atol, defaults[1], like, layout, y0)
+        return arguments.check_tolerances(self.rtol, self.atol, defaults, like, layout, y0)
 
     @property
     def backward_norm(self) -> Norm:

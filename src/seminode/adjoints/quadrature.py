@@ -24,8 +24,8 @@ from .sums import ErrorSample, Sums
 RULES = ("lobatto", "gauss", "gauss-kronrod")
 #: The error of the integral is looked at on the first steps and then on some: its nodes cannot be batched there.
 ALL, EVERY = 16, 8
-#: How often an interval may be halved by the adaptive rule.
-DEPTH = 12
+#: How often an interval may be halved by the adaptive rule, and how often in vain.
+DEPTH, PATIENCE = 12, 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +69,7 @@ class Quadrature(DenseAdjoint):
                 if self.rule != "gauss-kronrod":
                     raise ValueError(f"{name}: does nothing with rule={self.rule!r}, which is not adaptive")
                 check_number(name, getattr(self, name))
-        if self.batched not in (None, True, False):
+        if self.batched is not None and not isinstance(self.batched, bool):
             raise TypeError(f"batched: expected True, False or None, found {self.batched!r}")
 
     @property
@@ -84,6 +84,7 @@ class Quadrature(DenseAdjoint):
         if self.rule == "gauss-kronrod":
             rtol, atol = (float(torch.as_tensor(x).min()) for x in self.tolerances(solve.problem))
             rtol = rtol if self.quad_rtol is None else self.quad_rtol
+            rtol = max(rtol, 4.0 * solve.field.eps)  # below which there is nothing but rounding errors to be found
             return AdaptiveNodes(solve, rtol, atol if self.quad_atol is None else self.quad_atol)
         small = solve.solver.order <= 3
         if self.rule == "gauss":
@@ -218,9 +219,10 @@ class AdaptiveNodes(Nodes):
 
     def accepted(self, step: Step, ratio: float) -> None:
         if not self._idle:
-            self._halves(step, 0.0, 1.0, 0)
+            self._halves(step, 0.0, 1.0, ())
 
-    def _halves(self, step: Step, low: float, high: float, depth: int) -> None:
+    def _halves(self, step: Step, low: float, high: float, above: tuple[float, ...]) -> None:
+        """Integrate over a part of a step; `above` are the errors, per length, of the parts that it is a part of."""
         dt = step.plan.dt * (high - low)
         trial, error = Sums(len(self.total.values)), ErrorSample(self._solve.targets)
         nodes = [low + x * (high - low) for x in KRONROD.nodes]
@@ -228,16 +230,22 @@ class AdaptiveNodes(Nodes):
             grads = self._at(*point)
             trial.add(grads, -dt * w)
             error.add(grads, -dt * (w - lower))
-        if depth < DEPTH and not error.trial_size() <= self._allowed(trial) * abs(high - low):
+        density = error.trial_size() / (high - low)
+        if density > self._allowed(trial) and self._promising((*above, density)):
             middle = 0.5 * (low + high)
             del trial
-            self._halves(step, low, middle, depth + 1)
-            self._halves(step, middle, high, depth + 1)
+            self._halves(step, low, middle, (*above, density))
+            self._halves(step, middle, high, (*above, density))
             return
         self.total.absorb(trial)
         self.error.take_over(error, dt)
 
+    @staticmethod
+    def _promising(densities: tuple[float, ...]) -> bool:
+        """Whether it helps to halve: an error that does not fall is noise, or the integrand has no derivative there."""
+        return len(densities) < DEPTH and (len(densities) <= PATIENCE or densities[-1] < 0.5 * densities[-1 - PATIENCE])
+
     def _allowed(self, trial: Sums) -> float:
         """What the error of a whole step may be, in the root mean square."""
-        sizes = [self.error.size(self.total.values), self.error.size(trial.values)]
-        return self._atol + self._rtol * max(x for x in sizes if math.isfinite(x))
+        sizes = (self.error.size(self.total.values), self.error.size(trial.values))
+        return self._atol + self._rtol * max((x for x in sizes if math.isfinite(x)), default=0.0)

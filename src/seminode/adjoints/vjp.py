@@ -80,6 +80,7 @@ def pull_back(
     values and at the leaves that they are known to depend on.
     """
     adj_y1, adj_outputs, adj_coefficients = cotangents
+    engine.handed = None if audit is None else []
     with torch.enable_grad():
         y = y.detach().requires_grad_()
         step = engine.step(plan, y, None)
@@ -94,7 +95,7 @@ def pull_back(
     times = [] if shifts is None else [shifts.start, shifts.end, shifts.out]
     leaves = [y, *times, *targets]
     if audit is not None:
-        audit(values, leaves)
+        audit(values, [*leaves, *(engine.handed or ())])
     grads = torch.autograd.grad(
         values,
         leaves,
