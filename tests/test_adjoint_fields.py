@@ -64,7 +64,7 @@ def compare(name: str, run: Callable[..., list[Tensor | None]], rtol: float = 1e
     """With Direct: to rounding where the steps are the same, else to the tolerance."""
     adjoint, own = ADJOINTS[name]
     rtol = max(rtol, 1e-4) if name == "reversible heun" else rtol
-    options = {"rtol": rtol, "atol": 1e-2 * rtol, **own}
+    options: dict[str, Any] = {"rtol": rtol, "atol": 1e-2 * rtol, **own}
     expected, found = run(sn.Direct(), **options), run(adjoint, **options)
     for x, y in zip(found, expected, strict=True):
         if x is None or y is None:

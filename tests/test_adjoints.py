@@ -88,7 +88,7 @@ def test_continuous_adjoints_follow_the_tolerance(
     if solver == "dopri8" and name in READS_POLYNOMIALS:
         return
     rtol = SOLVERS[solver]
-    options = {"solver": solver, "rtol": rtol, "atol": 1e-2 * rtol}
+    options: dict[str, Any] = {"solver": solver, "rtol": rtol, "atol": 1e-2 * rtol}
     found, solution = gradients(case(nesting, backward, jumps), adjoint=CONTINUOUS[name], **options)
     assert distance(found, reference(nesting, backward, jumps), scale=0.1) < 50 * rtol
     assert solution.stats.backward is not None
@@ -100,7 +100,7 @@ def test_continuous_adjoints_follow_the_tolerance(
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_discrete_adjoints_equal_direct(solver: str, nesting: str, backward: bool, jumps: bool) -> None:
     rtol = 10 * SOLVERS[solver]
-    options = {"solver": solver, "rtol": rtol, "atol": 1e-2 * rtol}
+    options: dict[str, Any] = {"solver": solver, "rtol": rtol, "atol": 1e-2 * rtol}
     problem = case(nesting, backward, jumps)
     expected, _ = gradients(problem, adjoint=sn.Direct(), **options)
     for adjoint in DISCRETE.values():
@@ -148,7 +148,7 @@ def test_reversible_keeps_nine_digits_within_its_reach(coupling: float) -> None:
 def test_other_savings(save: str, adjoint: Any) -> None:
     """The gradient for times as well: outputs after every step move with the start, or not at all."""
     problem = case("dict", jumps=True)
-    options = {"rtol": 1e-7, "atol": 1e-9, "save": save}
+    options: dict[str, Any] = {"rtol": 1e-7, "atol": 1e-9, "save": save}
     expected, _ = gradients(problem, adjoint=sn.Direct(), **options)
     found, _ = gradients(problem, adjoint=adjoint, **options)
     assert distance(found, expected, scale=0.1) < 1e-5
@@ -177,7 +177,7 @@ def test_fixed_steps(adjoint: Any) -> None:
 
 def test_a_solver_and_tolerances_of_its_own() -> None:
     problem = case("dict")
-    options = {"rtol": 1e-9, "atol": 1e-11}
+    options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
     exact, tight = gradients(problem, adjoint=sn.Backsolve(), **options)
     own = sn.Backsolve(solver="bosh3", rtol=1e-4, atol=1e-6, controller=sn.PID())
     loose, solution = gradients(problem, adjoint=own, **options)

@@ -44,7 +44,7 @@ class Field(nn.Module):
         return 3.0 * nn.functional.softplus(x @ self.second.T) @ self.last.T
 
 
-def random_problem(seed: int) -> tuple[Field, Tensor, Tensor, Tensor, dict[str, float]]:
+def random_problem(seed: int) -> tuple[Field, Tensor, Tensor, Tensor, dict[str, Any]]:
     generator = torch.Generator().manual_seed(100 + seed)
     size, outputs = 3 + seed % 3, 2 + seed % 5
     y0 = torch.randn(6, size, generator=generator, dtype=torch.float64)
@@ -67,7 +67,7 @@ def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 @pytest.mark.parametrize("seed", range(10))
 def test_fresh_restarts_take_the_steps_of_torchdiffeq(seed: int, norm: str) -> None:
     field, start, ts, weights, tolerances = random_problem(seed)
-    options = {} if norm == "mixed_per_tensor" else {"norm": norm}
+    options: dict[str, Any] = {} if norm == "mixed_per_tensor" else {"norm": norm}
     y0 = start.clone().requires_grad_()
     ys: Any = torchdiffeq.odeint_adjoint(field, y0, ts, adjoint_options=options, **tolerances)
     field.calls = 0
@@ -218,7 +218,7 @@ def test_norms_on_a_neural_cde() -> None:
 def test_the_scale_of_a_loss_changes_no_step(adjoint: Any) -> None:
     field, start, ts, weights, tolerances = random_problem(4)
     y0 = start.clone().requires_grad_()
-    plans = []
+    plans, unit = [], []
     for scale in (1.0, 1e-6, 1e-3, 1e3, 1e6):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sn.DriftWarning)

@@ -150,13 +150,14 @@ def test_the_adaptive_rule_meets_its_own_tolerance() -> None:
 
     exact = 2 * 0.7 * (0.5 + torch.sin(torch.tensor(80.0, dtype=torch.float64)).item() / 160.0)
     # Two steps over some thirteen periods: far too few for any fixed rule.
-    coarse = {"solver": "dopri5", "controller": sn.FixedStep(0.5)}
+    coarse: dict[str, Any] = {"solver": "dopri5", "controller": sn.FixedStep(0.5)}
     errors = {}
-    for rule, options in (
+    kinds: list[tuple[str, dict[str, Any]]] = [
         ("lobatto", {}),
         ("gauss-kronrod", {"quad_rtol": 1e-3, "quad_atol": 0.0}),
         ("gauss-kronrod", {"quad_rtol": 1e-9, "quad_atol": 0.0}),
-    ):
+    ]
+    for rule, options in kinds:
         sol = sn.solve(field, y0, [0.0, 1.0], adjoint=sn.Quadrature(rule=rule, z="dense", **options), **coarse)
         (grad,) = torch.autograd.grad(sol.ys[-1].sum(), amplitude)
         errors[rule, options.get("quad_rtol")] = abs(float(grad) - exact) / exact

@@ -113,7 +113,8 @@ READS = {
 
 @pytest.mark.parametrize("reads", READS.values(), ids=READS)
 def test_a_leaf_that_is_read_steers(reads: Any) -> None:
-    y0, options = start(), {"rtol": 1e-6, "atol": 1e-8}
+    y0 = start()
+    options: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
     auto = sn.solve(Rotation(reads), y0, [0.0, 2.0], norm="auto", **options)
     plain = sn.solve(Rotation(reads), y0, [0.0, 2.0], **options)
     assert auto.stats.nfe == plain.stats.nfe

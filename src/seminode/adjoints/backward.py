@@ -110,7 +110,9 @@ class BackwardSolve:
         self.watch.engine = self.engine
         self.places = tuple(adjoint.places(source))
         rtol, atol = adjoint.tolerances(problem)
-        self.drift = ErrorNorm(field.layout, norms.mixed_per_tensor, _number(rtol), _number(atol), self.y0)
+        # Fixed steps have no tolerance to measure with: one in a hundred is too much then.
+        allowed = (_number(rtol), _number(atol)) if self.controller.adaptive else (1e-4, 1e-4)
+        self.drift = ErrorNorm(field.layout, norms.mixed_per_tensor, *allowed, self.y0)
         self.error = None
         if self.controller.adaptive:
             self.error = self._error_norm(rtol, atol)
@@ -285,7 +287,7 @@ def warn_of_drift(name: str, drift: float, t: float) -> None:
     warn(
         f"{name}: the state recovered at t = {t:g} on the way back is {drift:.3g} tolerances away from the one that "
         "was there on the way forth, so the gradient is not to be trusted. Solving backwards is unstable where the "
-        "solution contracts: use sn.Replay() or sn.Interpolating(), or tighter tolerances.",
+        "solution contracts: use sn.Replay() or sn.Interpolating(), or tighter tolerances or smaller steps.",
         DriftWarning,
     )
 
