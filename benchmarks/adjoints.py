@@ -1,6 +1,6 @@
 """What every adjoint costs and how good its gradient is, on one problem, beside torchdiffeq's.
 
-    python -m benchmarks.adjoints [--problem cde|pendulum|flow|linear] [--small] [--repeats 3]
+    python -m benchmarks.adjoints [--problem cde|pendulum|flow|linear] [--small] [--repeats 2]
 
 F is the price of an evaluation; pulling one back costs about F more for the state and again for the parameters, so that
 a pass costs nfe + vjp_y + vjp_params F. The error is that of the gradients of all parameters and of y0 together,
@@ -63,13 +63,14 @@ class Ours:
     adjoint: Adjoint
     solver: str | Solver = "dopri5"
     dt: float | None = None  # fixed steps of this size, instead of tolerances
+    max_steps: int = 100_000
 
     def run(self, problem: GradientProblem, y0: Any) -> tuple[Any, Counted]:
         """The outputs, and what was counted once their gradient has been taken."""
         options: dict[str, Any] = {"rtol": problem.rtol, "atol": problem.atol}
         if self.dt is not None:
             options = {"controller": sn.FixedStep(self.dt)}
-        options |= {"solver": self.solver, "adjoint": self.adjoint, "jumps": problem.jumps}
+        options |= {"solver": self.solver, "adjoint": self.adjoint, "jumps": problem.jumps, "max_steps": self.max_steps}
         sol = sn.solve(problem.field, y0, problem.ts, **options)
         return sol.ys, lambda: (sol.stats, sol.stats.backward or sn.Stats())
 
@@ -88,24 +89,32 @@ class TupleField(nn.Module):
 
 @dataclass(frozen=True)
 class Torchdiffeq:
-    """torchdiffeq's odeint_adjoint; with jumps its backward pass fails, so it is not told of them."""
+    """torchdiffeq's odeint_adjoint, told of the problem's jumps in both directions or not at all.
+
+    Version 0.2.5 misses a jump that a step happens to end on exactly, and with it all later ones.
+    """
 
     norm: str | None = None
+    jumps: bool = True
 
     @property
     def name(self) -> str:
-        return "torchdiffeq" + (f", {self.norm}" if self.norm else "")
+        details = [self.norm] if self.norm else []
+        return ", ".join(["torchdiffeq", *details, *([] if self.jumps else ["without jumps"])])
 
     def run(self, problem: GradientProblem, y0: Any) -> tuple[Any, Counted]:
         """The outputs, and what was counted once their gradient has been taken."""
         names = list(y0) if isinstance(y0, dict) else None
         field = problem.field if names is None else TupleField(problem.field, names)
         start = y0 if names is None else tuple(y0.values())
+        # Its jumps must lie inside the interval.
+        options = {"jump_t": problem.jumps[1:-1]} if self.jumps and problem.jumps is not None else {}
+        backward = {**options, "norm": self.norm} if self.norm else options
         calls: list[None] = []
         counter = problem.field.register_forward_hook(lambda *_: calls.append(None))
-        options = {"norm": self.norm} if self.norm else None
+        tolerances = {"rtol": problem.rtol, "atol": problem.atol}
         ys = torchdiffeq.odeint_adjoint(
-            field, start, problem.ts, rtol=problem.rtol, atol=problem.atol, adjoint_options=options
+            field, start, problem.ts, **tolerances, method="dopri5", options=options, adjoint_options=backward
         )
         forward = len(calls)
 
@@ -144,7 +153,8 @@ def contenders(problem: GradientProblem) -> list[Contender]:
     # A method of order 2 takes tens of thousands of steps to tight tolerances.
     if problem.rtol > 1e-6:
         ours.append(Ours("Reversible, heun", sn.Reversible(), "reversible_heun"))
-    return [*ours, Torchdiffeq(), Torchdiffeq("seminorm")]
+    told = (True,) if problem.jumps is None else (True, False)
+    return [*ours, *(Torchdiffeq(norm, jumps) for jumps in told for norm in (None, "seminorm"))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--problem", choices=PROBLEMS, default="cde")
     parser.add_argument("--small", action="store_true", help="a problem that takes seconds")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     build = PROBLEMS[options.problem][options.small]
@@ -300,12 +310,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"{options.problem}{', small' if options.small else ''}: {size} parameters, rtol {problem.rtol:g}, "
         f"atol {problem.atol:g}, {dtype}, one thread; torch {torch.__version__}, torchdiffeq {version('torchdiffeq')}"
-        + ("" if problem.jumps is None else " (which runs without jumps)")
     )
     found, reasons = compare(problem, contenders(problem), options.repeats)
     reference = reference_through_kinks(exact) if options.problem == "cde" else reference_gradient(exact)
     print(report(found, reasons, reference))
-    print(ordering(found))
+    if options.problem == "cde":
+        print(ordering(found))
 
 
 if __name__ == "__main__":
