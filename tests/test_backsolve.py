@@ -180,7 +180,7 @@ def test_the_pendulum(fitted: bool) -> None:
 
 
 def test_norms_on_a_neural_cde() -> None:
-    """The fewer integrals steer, the fewer evaluations; on random data, as in EXPERIMENTS of the paper."""
+    """The fewer integrals steer, the fewer evaluations."""
     torch.set_num_threads(1)
     problem = cde_problem(knots=41)
     counts, grads = [], []
