@@ -43,7 +43,10 @@ class Rule:
 
         In a step of length h the lower rule has a relative error of order h^a, this one of order h^b: the power is b/a.
         """
-        return (self.degree + 1) / sum(1 for w in self.lower if w != 0.0)
+        lower = 0  # the first degree at which the lower rule fails
+        while abs(fsum(w * x**lower for w, x in zip(self.lower, self.nodes, strict=True)) - 1 / (lower + 1)) < 1e-12:
+            lower += 1
+        return (self.degree + 1) / lower
 
     @property
     def left(self) -> bool:
