@@ -149,10 +149,6 @@ class ErrorNorm:
         """‖error / (atol + rtol·max(|y0|, |y1|))‖: a step is accepted when this is at most one."""
         return self._norm(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
 
-    def parts(self, x: Tensor, y: Tensor) -> Any:
-        """x / (atol + rtol·|y|) in the structure of the state."""
-        return self.layout.unpack(x / self.allowed(y.abs()))
-
     def worst_leaf(self, error: Tensor, y0: Tensor, y1: Tensor) -> str | None:
         """Name of the leaf with the largest relative error, where the state has more than one."""
         if self.layout.single:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import fsum, sqrt
 
 
@@ -37,7 +38,7 @@ class Rule:
     lower: tuple[float, ...]
     degree: int
 
-    @property
+    @cached_property
     def sharpening(self) -> float:
         """By which power of the relative difference to the lower rule the error of this one falls.
 

@@ -159,7 +159,7 @@ class BackwardSolve:
         for stop, following in itertools.pairwise([*stops, Stop(t0, [])]):
             z = self.ys[stop.rows[0]]
             cotangent = self.grads[stop.rows].sum(0)
-            renew = adj is None or self._outgrown(z, adj, adj + cotangent)
+            renew = adj is None or self._outgrown(adj, adj + cotangent)
             adj = cotangent if adj is None else adj + cotangent
             if stop.t == t0:
                 break
@@ -173,14 +173,13 @@ class BackwardSolve:
         assert adj is not None
         return adj
 
-    def _outgrown(self, z: Tensor, before: Tensor, after: Tensor) -> bool:
+    def _outgrown(self, before: Tensor, after: Tensor) -> bool:
         """Whether a_z has grown so much that the steps taken so far say nothing about those to come."""
         if self.adjoint.fresh or self.error is None:
             return self.adjoint.fresh
-        sizes = []
-        for a in (before, after):
-            w = self.system.pack(z, a, self.a_t, self._totals())
-            sizes.append(float(norms.mixed_per_tensor(self.error.parts(w, w).a_z)))
+        # Of the leaves that are solved for; nothing as large as the parameters is touched.
+        parts = [self.reduction.restore(self.reduction.reduce(a), torch.zeros_like(a)) for a in (before, after)]
+        sizes = [self.drift.size(a, a) for a in parts]
         return sizes[1] > GROWTH * sizes[0]
 
     def _totals(self) -> Sequence[Tensor | None]:
@@ -278,7 +277,7 @@ class BackwardSolve:
                         backward=True,
                     )
         self._report(self.system.vjp_y, self.system.vjp_params, self.watch.params_error)
-        scaled = [None if x is None else x * self.scale for x in totals]
+        scaled = [None if x is None else x.mul_(self.scale) for x in totals]  # ours, and large
         time = self.time * self.scale if self.needs[1] else None
         return self.call.gradients(self.needs, self.ts, self.args, adj * self.scale, time, scaled)
 

@@ -34,10 +34,7 @@ class DenseSource:
         # A time past either end belongs to the nearest step.
         j = min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
         plan = self._plans[j]
-        return self._value(self._polynomial(j), (t - plan.t0) / plan.dt)
-
-    def _polynomial(self, j: int) -> Tensor:
-        return self._coefficients[j]
+        return self._value(self._coefficients[j], (t - plan.t0) / plan.dt)
 
     @staticmethod
     def _value(coefficients: Tensor, x: float) -> Tensor:

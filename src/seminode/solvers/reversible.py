@@ -168,7 +168,10 @@ class ReversibleRK(ReversibleSolver):
     def _back(self, slope: Slope, dt: StepSize, y1: Tensor) -> tuple[Tensor, list[Tensor]]:
         """f(t₁, y₁) and the stages of Ψ(t₁, y₁, −dt)."""
         end = slope(1.0, y1)
-        mirrored = lambda c, y: slope(1.0 - c, y)  # noqa: E731
+
+        def mirrored(c: float, y: Tensor) -> Tensor:
+            return slope(1.0 - c, y)
+
         return end, runge_kutta_step(self._later, self._weights, mirrored, _reversed(dt), y1, end)[1]
 
     def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
