@@ -21,6 +21,8 @@ FLOORS = [
     {"loop", "arguments"},
     {"adjoints"},
     {"solve"},
+    {"paths"},
+    {"models"},
 ]
 
 

@@ -46,6 +46,31 @@ def test_integrals_do_not_steer() -> None:
     assert torch.equal(auto.ys["z"], alone.ys)
 
 
+@pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Backsolve(), sn.Quadrature()], ids=lambda a: type(a).__name__)
+def test_integrals_may_be_named(adjoint: Any) -> None:
+    """As good as found, forward and backward, and without looking."""
+    found = {}
+    for norm in ("auto", sn.norms.Without((False, True))):
+        y0 = {name: leaf.requires_grad_() for name, leaf in start().items()}
+        field = Rotation()
+        sol = sn.solve(field, y0, [0.0, 2.0], rtol=1e-5, atol=1e-7, norm=norm, adjoint=adjoint)
+        (sol.ys["z"][-1].sum() + sol.ys["cost"][-1]).backward()
+        assert sol.stats.backward is not None
+        found[str(norm)] = (sol.stats.nfe, sol.stats.backward.nfe, y0["z"].grad, y0["cost"].grad)
+        checks = sol.stats.checks
+    assert checks == 0
+    (nfe, back, *grads), (nfe2, back2, *grads2) = found.values()
+    assert (nfe, back) == (nfe2, back2)
+    assert all(torch.equal(a, b) for a, b in zip(grads, grads2, strict=True))
+
+
+def test_named_integrals_must_fit_the_state() -> None:
+    with pytest.raises(ValueError, match=r"norm: Without\(\) expects one flag for each of the 2 leaves"):
+        sn.solve(Rotation(), start(), [0.0, 1.0], norm=sn.norms.Without((False, True, True)))
+    with pytest.raises(ValueError, match="integrals: expected at least one leaf that is not"):
+        sn.norms.Without((True,))
+
+
 def flow() -> GradientProblem:
     """Twice as lively as it comes out of the initialisation: like one that has been trained a little."""
     problem = flow_problem(size=4, width=32, dtype=torch.float64)

@@ -200,6 +200,18 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     return cast(Norm, norm)
 
 
+def check_integrals(norm: Any, layout: Layout) -> tuple[bool, ...]:
+    """Which leaves a norm says are only integrals; none if it says nothing of the kind."""
+    if not isinstance(norm, norms.Without):
+        return ()
+    if len(norm.integrals) != len(layout.names):
+        raise ValueError(
+            f"norm: Without() expects one flag for each of the {len(layout.names)} leaves of y0 "
+            f"({', '.join(layout.names)}), found {len(norm.integrals)}"
+        )
+    return norm.integrals
+
+
 def _tolerance(name: str, value: Any, default: Any, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
     if value is None:
         return default

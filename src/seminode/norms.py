@@ -74,13 +74,27 @@ def mixed(y: Any) -> Tensor:
     return _stack(parts).max()
 
 
-def without(integrals: Sequence[bool]) -> Norm:
+class Without:
     """The default of the forward pass over all leaves but those that are only integrals.
 
-    >>> float(without((False, True))((torch.tensor([2.0]), torch.tensor([5.0]))))
+    `integrals` says of each leaf, in the order of the state, whether it is one. A backward solve leaves them out too.
+    That nothing reads them is the caller's word; `norm="auto"` finds out by itself.
+
+    >>> float(Without((False, True))((torch.tensor([2.0]), torch.tensor([5.0]))))
     2.0
     """
-    return lambda y: mixed_per_tensor([leaf for leaf, no in zip(leaves_of(y), integrals, strict=True) if not no])
+
+    def __init__(self, integrals: Sequence[bool]):
+        self.integrals = tuple(integrals)
+        if all(self.integrals):
+            raise ValueError(f"integrals: expected at least one leaf that is not an integral, found {self.integrals}")
+
+    def __call__(self, y: Any) -> Tensor:
+        leaves = leaves_of(y)
+        return mixed_per_tensor([leaf for leaf, no in zip(leaves, self.integrals, strict=True) if not no])
+
+    def __repr__(self) -> str:
+        return f"Without({self.integrals})"
 
 
 def seminorm(y: AdjointState) -> Tensor:

@@ -142,8 +142,8 @@ class Problem:
     error: ErrorNorm | None  # None: no error control
     jumps: tuple[float, ...] = ()
     params: tuple[Tensor, ...] | None = None  # None: to be found
-    integrals: tuple[bool, ...] = ()  # which leaves are only integrals, where that was asked for
-    reader: Any = None  # looks again whether they still are
+    integrals: tuple[bool, ...] = ()  # which leaves are only integrals, where that was asked for or said
+    reader: Any = None  # looks again whether they still are, where it was found
     save: str = "ts"
     dense: bool = False
     record: bool = False

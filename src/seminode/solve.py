@@ -61,7 +61,7 @@ def solve(
         controller: step-size control; by default `Integral()`. Solvers without an error estimate need `FixedStep(dt)`.
         norm: of the error: `"rms"`, `"max"`, or a function of a structure like y0; by default the largest root mean
             square of any leaf. `"auto"` finds the leaves that are only integrals (see `integral_leaves`) and leaves
-            them out, forward and backward.
+            them out, forward and backward; [`norms.Without`][seminode.norms.Without] names them.
         adjoint: how to differentiate; by default `Replay()`.
         params: the tensors of the field that get gradients; by default all that it is found to use.
         jumps: times at which the field is discontinuous in t. Steps end on them, and the field is evaluated on either
@@ -105,6 +105,7 @@ def solve(
             error=arguments.check_error_norm(norm, rtol, atol, y0, layout, flat, chosen_controller),
             jumps=arguments.check_jumps(jumps),
             params=None if params is None else chosen(params),
+            integrals=arguments.check_integrals(norm, layout),
             save=where,
             dense=dense,
             record=record,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .integrals import Reader, looked_at
-from .norms import ErrorNorm, without
+from .norms import ErrorNorm, Without
 from .observers import Observer
 from .parameters import reachable
 from .problem import Forward, Problem
@@ -74,7 +74,7 @@ def ignoring_integrals(problem: Problem, run: Callable[[Problem], Forward]) -> F
     while True:
         steered = replace(problem, integrals=mask, reader=reader)
         if any(mask):
-            norm = without(mask)
+            norm = Without(mask)
             steered = replace(steered, error=ErrorNorm(field.layout, norm, error.rtol, error.atol, problem.y0))
         try:
             for t in places if any(mask) else ():

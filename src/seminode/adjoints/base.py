@@ -110,7 +110,7 @@ class ForwardPass:
         observers += [o for o in (self.tape, dense, self.recorder) if o is not None]
         if problem.progress:
             observers.append(Progress(problem.times))
-        if any(problem.integrals):
+        if problem.reader is not None and any(problem.integrals):
             observers.append(Recheck(problem))
         error = None
         try:

@@ -1,0 +1,1 @@
+"""Controls X(t) of a controlled differential equation."""
