@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from .base import SolvingModule
+from .neural_ode import NeuralODE
+from .running import Regulariser, Running, penalty
+from .steer import steer
 
-__all__ = ["SolvingModule"]
+__all__ = ["NeuralODE", "Regulariser", "Running", "SolvingModule", "penalty", "steer"]

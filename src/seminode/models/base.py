@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from ..norms import Without
 from ..problem import Solution, Stats
 from ..solve import solve
+from .running import Running, along, integrals_of, noise_for, start
 
 #: Options of `solve` that a model takes; the others are its own business.
 OPTIONS = frozenset(inspect.signature(solve).parameters) - {
-    *("field", "y0", "ts", "args", "params", "jumps", "save", "dense", "throw"),
+    *("field", "y0", "ts", "args", "params", "save", "dense", "throw"),
 }
 
 
@@ -22,7 +24,7 @@ class SolvingModule(nn.Module):
     """A module whose forward pass solves a differential equation.
 
     Every model takes options of [`solve`][seminode.solve] by their names: `solver`, `rtol`, `atol`, `controller`,
-    `norm`, `adjoint`, `max_steps`, `record`, `progress`. They are kept in `options`, a dict that may be changed later.
+    `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`. They are kept in `options`, a dict that may be changed later.
 
     Leaves of the state that are only integrals (log-probabilities, running costs) are left out of error control unless
     `norm` is given; `norm="mixed"` lets every leaf have its say, as in the published experiments.
@@ -78,8 +80,35 @@ class SolvingModule(nn.Module):
         self._stats = (solution.stats,)
         return solution
 
+    def solve_along(
+        self,
+        field: Callable[[Tensor, Tensor], Tensor],
+        z0: Tensor,
+        ts: Tensor | Sequence[float],
+        running: Sequence[Running] = (),
+        *,
+        noise: str = "gaussian",
+        **more: Any,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The solution at all ts, and the running integrals at the last of them, by name."""
+        if not running:
+            return self.solve(field, z0, ts, **more).ys, {}
+        more = {"args": noise_for(running, z0, noise), "integrals": integrals_of(running), **more}
+        zs, *integrals = self.solve(partial(along, field, tuple(running)), start(z0, running), ts, **more).ys
+        return zs, {one.name: values[-1] for one, values in zip(running, integrals, strict=True)}
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stats": ()}  # what was counted belongs to a run, not to the model
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+def check_channels(name: str, x: Any, channels: int, axis: int, described: str) -> None:
+    """x must be a floating-point tensor with this many channels along the axis; `described` is its expected shape."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor of shape {described}, found {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point dtype, found {x.dtype}")
+    if x.ndim <= (axis if axis >= 0 else -axis - 1) or x.shape[axis] != channels:
+        raise ValueError(f"{name}: expected shape {described} with {channels} channels, found {tuple(x.shape)}")

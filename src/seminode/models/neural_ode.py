@@ -1,0 +1,132 @@
+"""Neural ODEs: a layer of infinite depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..arguments import check_count, check_number
+from .base import SolvingModule, check_channels
+from .running import Regulariser
+from .steer import steer
+
+
+class NeuralODE(SolvingModule):
+    r"""A neural ordinary differential equation,
+
+        z(0) = ℓ₁(x) or [x, 0],    z′ = f(t, z),    y = ℓ₂(z(t₁)).
+
+    References: Chen et al., *Neural Ordinary Differential Equations*, NeurIPS 2018; augmentation: Dupont, Doucet and
+    Teh, *Augmented Neural ODEs*, NeurIPS 2019; `steer`: Ghosh et al., NeurIPS 2020.
+
+    Arguments:
+        field: f(t, z), a module or any other callable; z is (batch, channels) or (batch, channels, ...).
+        augment: how many channels of zeros to append to x, along axis 1.
+        lift: ℓ₁, a module that maps x to z(0), such as `nn.Linear(2, 16)`, instead of appending zeros.
+        readout: ℓ₂, a module applied to every output, such as `nn.Linear(16, 3)`; none by default.
+        t1: the end of the interval, above 0.
+        steer: b; in training mode every output time t becomes a draw from U(t − b, t + b) (see
+            [`steer`][seminode.models.steer.steer]).
+        regularisers: running costs along the solution, to be returned by `forward(x, costs=True)`.
+        options: of [`solve`][seminode.solve]: `solver`, `rtol`, `atol`, `adjoint`, `norm`, …
+
+    Shapes: x (batch, channels, ...) ↦ (batch, outputs, ...), or with `ts` (times, batch, outputs, ...).
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from seminode.models import NeuralODE
+        >>> class Field(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+        ...
+        ...     def forward(self, t, z):
+        ...         return self.net(z)
+        >>> model = NeuralODE(Field(), augment=2, readout=nn.Linear(4, 1), solver="tsit5", rtol=1e-3)
+        >>> model(torch.randn(8, 2)).shape
+        torch.Size([8, 1])
+        >>> model(torch.randn(8, 2), ts=[0.0, 0.5, 1.0]).shape
+        torch.Size([3, 8, 1])
+    """
+
+    def __init__(
+        self,
+        field: Callable[[Tensor, Tensor], Tensor],
+        *,
+        augment: int = 0,
+        lift: nn.Module | None = None,
+        readout: nn.Module | None = None,
+        t1: float = 1.0,
+        steer: float = 0.0,
+        regularisers: Sequence[Regulariser] = (),
+        **options: Any,
+    ):
+        super().__init__(**options)
+        if not callable(field):
+            raise TypeError(f"field: expected a callable field(t, z), found {type(field).__name__}")
+        self.field = field
+        self.augment = check_count("augment", augment, least=0)
+        if augment and lift is not None:
+            raise ValueError("augment, lift: expected one of them, found both; a lift makes its own channels")
+        self.lift = lift
+        self.readout = readout
+        self.t1 = check_end(t1)
+        self.steer = check_number("steer", steer)
+        if not self.steer < self.t1:
+            raise ValueError(f"steer: expected below t1 = {self.t1:g}, found {self.steer:g}")
+        self.regularisers = tuple(regularisers)
+
+    @overload
+    def forward(self, x: Tensor, ts: Any = None, *, costs: Literal[False] = False) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, ts: Any = None, *, costs: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+    def forward(self, x: Tensor, ts: Any = None, *, costs: bool = False) -> Any:
+        """The output at t₁; with `ts` the outputs at all of them, where ts[0] is the time of z(0).
+
+        With `costs=True` also the integrals of the regularisers over the whole interval: one value per sample, by name.
+        """
+        times: Any = (0.0, self.t1) if ts is None else ts
+        if self.training and self.steer:
+            times = steer(times, self.steer)
+        z0 = self.initial(x)
+        save = "last" if ts is None else "ts"
+        zs, integrals = self.solve_along(self.field, z0, times, self.regularisers if costs else (), save=save)
+        y = read_out(self.readout, zs)
+        y = y[-1] if ts is None else y
+        return (y, integrals) if costs else y
+
+    def initial(self, x: Tensor) -> Tensor:
+        """z(0)."""
+        if isinstance(self.lift, nn.Linear):
+            check_channels("x", x, self.lift.in_features, -1, "(batch, channels)")
+        if self.lift is not None:
+            return self.lift(x)
+        if not self.augment:
+            return x
+        if not isinstance(x, Tensor) or x.ndim < 2:
+            raise ValueError(
+                f"x: expected shape (batch, channels, ...) to augment, found {tuple(getattr(x, 'shape', ()))}"
+            )
+        return torch.cat([x, x.new_zeros(x.shape[0], self.augment, *x.shape[2:])], 1)
+
+    def extra_repr(self) -> str:
+        own = [f"{name}={value!r}" for name, value in (("augment", self.augment), ("steer", self.steer)) if value]
+        own += [f"regularisers={self.regularisers!r}"] if self.regularisers else []
+        return ", ".join([*own, f"t1={self.t1:g}", *filter(None, [super().extra_repr()])])
+
+
+def read_out(readout: nn.Module | None, zs: Tensor) -> Tensor:
+    """A readout of (batch, ...) applied to (times, batch, ...)."""
+    return zs if readout is None else readout(zs.flatten(0, 1)).unflatten(0, zs.shape[:2])
+
+
+def check_end(t1: Any) -> float:
+    t1 = check_number("t1", t1)
+    if not t1 > 0.0:
+        raise ValueError(f"t1: expected an end above 0, found {t1:g}")
+    return t1
