@@ -23,6 +23,7 @@ FLOORS = [
     {"solve"},
     {"paths"},
     {"models"},
+    {"experiments"},
 ]
 
 

@@ -24,7 +24,8 @@ class SolvingModule(nn.Module):
     """A module whose forward pass solves a differential equation.
 
     Every model takes options of [`solve`][seminode.solve] by their names: `solver`, `rtol`, `atol`, `controller`,
-    `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`. They are kept in `options`, a dict that may be changed later.
+    `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`. They are kept in `options`, a dict that may be
+    changed later.
 
     Leaves of the state that are only integrals (log-probabilities, running costs) are left out of error control unless
     `norm` is given; `norm="mixed"` lets every leaf have its say, as in the published experiments.
