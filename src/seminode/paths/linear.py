@@ -1,0 +1,102 @@
+"""Piecewise linear paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import warn
+from .base import Path
+from .knots import Knots, Times, check_knots
+from .missing import check_observed, filled_forward, filled_linearly
+
+
+def linear(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
+    """The path along straight lines through observations.
+
+    dX/dt is constant between knots and jumps at each of them. Where a channel is missing (NaN), the line runs between
+    the observed values on either side; before the first and after the last one the channel is constant.
+
+    Arguments:
+        x: (batch..., K, channels), NaN where nothing was observed.
+        times: (K,) for all series or (batch..., K), strictly increasing; by default 0, 1, …, K − 1.
+        lengths: (batch...), the number of knots of each series; what comes after them in x and times is ignored, and
+            the path stays where it is. By default K.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> x = torch.tensor([[0.0], [2.0], [torch.nan], [8.0]])
+        >>> path = paths.linear(x, [0.0, 1.0, 2.0, 4.0])
+        >>> path.evaluate(2.0), path.derivative(0.5)
+        (tensor([4.]), tensor([2.]))
+        >>> path.jumps
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    knots = check_knots(x, times, lengths)
+    check_observed(knots)
+    return _through(Knots(knots.times, filled_linearly(knots), knots.lengths), "linear")
+
+
+def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, lengths: Any = None) -> Path:
+    """The path along the axes through observations: first time passes, then the values change.
+
+    Between two observations a knot is added, at which the time channel has moved on and the others have not. So X(t)
+    tells nothing of observations to come, and neither does a CDE that is driven by it. A channel that is missing (NaN)
+    keeps its latest value (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential Equations for Online
+    Prediction Tasks", 2021, arXiv:2106.11028).
+
+    Arguments:
+        x: (batch..., K, channels), time being one of the channels, NaN where nothing was observed.
+        times: (K,) or (batch..., K), when the path is to arrive at each observation; the knots that are added lie
+            halfway. By default 0, 2, …, 2K − 2. Clocks are arbitrary here: it is the time channel that tells time.
+        time_channel: which channel of x is time.
+        lengths: as in [`linear`][seminode.paths.linear].
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> x = torch.tensor([[0.0, 5.0], [1.0, 7.0]])
+        >>> paths.rectilinear(x).evaluate(torch.tensor([0.0, 1.0, 2.0]))
+        tensor([[0., 5.],
+                [1., 5.],
+                [1., 7.]])
+    """
+    knots = check_knots(x, times, lengths)
+    channels = x.shape[-1]
+    if not isinstance(time_channel, int) or isinstance(time_channel, bool) or not -channels <= time_channel < channels:
+        raise ValueError(f"time_channel: expected the index of one of {channels} channels, found {time_channel!r}")
+    check_observed(knots)
+    unknown = knots.values[..., time_channel].isnan()
+    inside = knots.inside()
+    if bool((unknown if inside is None else unknown & inside.squeeze(-1)).any()):
+        raise ValueError(f"x[..., {time_channel}]: expected times without gaps in the time channel, found NaN")
+    if bool(knots.values[0].isnan().any()):
+        warn(
+            "x: some channels are not observed at the first knot. They take their first observed value from there on, "
+            "which is not causal; to be causal, fill the first knot with a constant, such as the channel's mean.",
+            UserWarning,
+        )
+    values = filled_forward(knots)
+    is_time = torch.arange(channels, device=x.device) == time_channel % channels
+    moved = torch.where(is_time, values[1:], values[:-1])
+    both = torch.stack((values[:-1], moved), 1).flatten(0, 1)
+    more = None if knots.lengths is None else 2 * knots.lengths - 1
+    return _through(Knots(_halved(knots.times, times is None), torch.cat((both, values[-1:])), more), "rectilinear")
+
+
+def _halved(times: Tensor, doubled: bool) -> Tensor:
+    """The times and those halfway between; twice as large if they are only numbers of knots."""
+    if doubled:
+        return torch.arange(2 * times.shape[-1] - 1, dtype=times.dtype, device=times.device)
+    halfway = times[..., :-1] + 0.5 * times.diff()
+    return torch.cat((torch.stack((times[..., :-1], halfway), -1).flatten(-2), times[..., -1:]), -1)
+
+
+def _through(knots: Knots, kind: str) -> Path:
+    """Straight lines through values that are all there. Beyond the end of a series they are equal, so slopes are 0."""
+    values = knots.values
+    coefficients = torch.stack((values[:-1], values.diff(dim=0) / knots.widths), 1)
+    return Path(knots.times, coefficients, lengths=knots.lengths, kind=kind)
