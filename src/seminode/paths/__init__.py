@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .base import Path
+from .channels import append_intensity, append_time
+from .cubic import hermite_cubic, natural_cubic
 from .linear import linear, rectilinear
 
-__all__ = ["Path", "linear", "rectilinear"]
+__all__ = ["Path", "append_intensity", "append_time", "hermite_cubic", "linear", "natural_cubic", "rectilinear"]

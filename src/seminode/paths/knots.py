@@ -52,8 +52,8 @@ class Knots:
         return (index.reshape(-1, *(1 for _ in self.lengths.shape)) < self.lengths).unsqueeze(-1)
 
 
-def check_knots(x: Any, times: Any, lengths: Any) -> Knots:
-    """Observations x (batch..., K, channels) at times that increase strictly."""
+def check_values(x: Any) -> tuple[torch.Size, int]:
+    """The batch shape of x (batch..., K, channels), and K."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, found {type(x).__name__}")
     if x.dtype not in FLOATING:
@@ -65,6 +65,12 @@ def check_knots(x: Any, times: Any, lengths: Any) -> Knots:
         raise ValueError(f"x: expected at least 2 knots along axis −2, found {count} in shape {tuple(x.shape)}")
     if x.numel() == 0:
         raise ValueError(f"x: expected at least one series and one channel, found shape {tuple(x.shape)}")
+    return batch, count
+
+
+def check_knots(x: Any, times: Any, lengths: Any) -> Knots:
+    """Observations x (batch..., K, channels) at times that increase strictly."""
+    batch, count = check_values(x)
     own_lengths = None if lengths is None else check_lengths(lengths, batch, count, x.device)
     knots = Knots(check_times(times, x, own_lengths), x.movedim(-2, 0), own_lengths)
     inside = knots.inside()

@@ -14,12 +14,11 @@ def check_observed(knots: Knots) -> None:
     if bool(never.any()):
         *series, channel = never.nonzero()[0].tolist()
         where = ", ".join(map(str, (*series, ":", channel)))
-        count = int(never.sum())
-        more = "" if count == 1 else f" (nor in {count - 1} more)"
+        named = f"series {_plain(series)}, channel {channel}" if series else f"channel {channel}"
+        more = int(never.sum()) - 1
         raise ValueError(
-            f"x[{where}]: expected at least one observation in each channel of each series, found only NaN in "
-            f"{f'series {_plain(series)}, ' if series else ''}channel {channel}{more}; fill it with a constant, or leave "
-            "it out"
+            f"x[{where}]: expected at least one observation in each channel of each series, found only NaN in {named}"
+            f"{f' and in {more} more' if more else ''}; fill it with a constant, or leave it out"
         )
 
 

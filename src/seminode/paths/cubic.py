@@ -1,0 +1,141 @@
+"""Cubic splines: paths whose derivative is continuous.
+
+On a piece of width h a cubic is given by its values and derivatives k at both ends. With s = (x₁ − x₀)/h it is
+X = x₀ + k₀·u + (3s − 2k₀ − k₁)/h·u² + (k₀ + k₁ − 2s)/h²·u³, u being the time since the piece began.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Path
+from .knots import Knots, Times, check_knots
+from .missing import check_observed, filled_forward, filled_linearly, neighbours
+
+
+def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
+    """The natural cubic spline through observations: twice continuously differentiable, X″ = 0 at both ends.
+
+    Every value depends on all observations, also on later ones, so it is not for predictions while data come in.
+    Where a channel is missing (NaN), its spline goes through the observed values alone; before the first and after the
+    last of them it goes through that one at every knot.
+
+    Arguments:
+        x, times, lengths: as in [`linear`][seminode.paths.linear].
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> path = paths.natural_cubic(torch.tensor([[0.0], [1.0], [0.0]]))
+        >>> path.evaluate(0.5), path.derivative(1.0), path.jumps
+        (tensor([0.6875]), tensor([0.]), tensor([]))
+    """
+    knots = check_knots(x, times, lengths)
+    check_observed(knots)
+    before, after = neighbours(knots.observed)
+    inside = knots.inside()
+    last = after == len(after)
+    anchored = knots.observed | (before < 0) | (last if inside is None else last & inside)
+    held = Knots(knots.times, filled_forward(knots), knots.lengths)
+    if bool(anchored.all()):
+        return _through(held, _natural_derivatives(held.clock, held.values), "natural cubic")
+    values, derivatives = _natural_through(held, anchored)
+    return _through(Knots(knots.times, values, knots.lengths), derivatives, "natural cubic")
+
+
+def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
+    """The cubic spline whose derivative at a knot is the slope of the line that leads there.
+
+    Cubic Hermite splines with backward differences: continuously differentiable, and on each piece dependent on its own
+    end and what came before alone (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential Equations for
+    Online Prediction Tasks", 2021, arXiv:2106.11028). Missing values (NaN) are filled in as in
+    [`linear`][seminode.paths.linear] first.
+
+    Arguments:
+        x, times, lengths: as in [`linear`][seminode.paths.linear].
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> path = paths.hermite_cubic(torch.tensor([[0.0], [1.0], [0.0]]))
+        >>> path.derivative(torch.tensor([0.0, 1.0, 2.0])).squeeze(-1)
+        tensor([ 1.,  1., -1.])
+    """
+    knots = check_knots(x, times, lengths)
+    check_observed(knots)
+    filled = Knots(knots.times, filled_linearly(knots), knots.lengths)
+    slopes = filled.values.diff(dim=0) / filled.widths
+    return _through(filled, torch.cat((slopes[:1], slopes)), "Hermite cubic")
+
+
+def _through(knots: Knots, derivatives: Tensor, kind: str) -> Path:
+    """The spline with these values and derivatives at its knots; constant beyond the end of a series."""
+    c, d = _curvature(knots.values[:-1], knots.values[1:], derivatives[:-1], derivatives[1:], knots.widths)
+    coefficients = torch.stack((knots.values[:-1], derivatives[:-1], c, d), 1)
+    inside = knots.inside(offset=1)
+    if inside is not None:
+        constant = torch.arange(4, device=c.device).reshape(-1, *(1 for _ in c.shape[1:])) == 0
+        coefficients = torch.where(inside.unsqueeze(1) | constant, coefficients, 0.0)
+    return Path(knots.times, coefficients, smooth=True, lengths=knots.lengths, kind=kind)
+
+
+def _curvature(x0: Tensor, x1: Tensor, k0: Tensor, k1: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """The coefficients of u² and u³."""
+    s = (x1 - x0) / width
+    return (3.0 * s - 2.0 * k0 - k1) / width, (k0 + k1 - 2.0 * s) / width**2
+
+
+def _natural_through(knots: Knots, anchored: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and derivatives at all knots of the splines through the anchored ones, which differ by channel."""
+    clock = knots.clock.expand_as(knots.values)
+    order = anchored.logical_not().to(torch.int8).argsort(dim=0, stable=True)  # the anchored ones first
+    count = anchored.sum(0)
+    t, x = clock.gather(0, order), knots.values.gather(0, order)
+    k = _natural_derivatives(t, x, count)
+    left = anchored.cumsum(0) - 1  # among the anchored, the latest one until here
+    right = torch.minimum(left + 1, count - 1)
+    since = clock - t.gather(0, left)
+    inside = knots.inside()
+    since = (since if inside is None else torch.where(inside, since, 0.0)).to(x.dtype)
+    width = (t.gather(0, right) - t.gather(0, left)).to(x.dtype)
+    width = torch.where(right > left, width, 1.0)
+    x0, k0 = x.gather(0, left), k.gather(0, left)
+    c, d = _curvature(x0, x.gather(0, right), k0, k.gather(0, right), width)
+    return x0 + since * (k0 + since * (c + since * d)), k0 + since * (2.0 * c + since * (3.0 * d))
+
+
+def _natural_derivatives(clock: Tensor, x: Tensor, count: Tensor | None = None) -> Tensor:
+    """X′ at the knots, such that X″ is continuous and 0 at both ends; only the first `count` knots are there.
+
+    kᵢ₋₁/hᵢ₋₁ + 2(1/hᵢ₋₁ + 1/hᵢ)·kᵢ + kᵢ₊₁/hᵢ = 3(sᵢ₋₁/hᵢ₋₁ + sᵢ/hᵢ), where pieces that are not there drop out.
+    """
+    width = clock.diff(dim=0).to(x.dtype)
+    there = None
+    if count is not None:
+        there = torch.arange(1, len(x), device=x.device).reshape(-1, *(1 for _ in count.shape)) < count
+        width = torch.where(there, width, 1.0)
+    inverse = width.reciprocal()
+    if there is not None:
+        inverse = torch.where(there, inverse, 0.0)
+    pull = 3.0 * x.diff(dim=0) * inverse**2
+    none, nothing = torch.zeros_like(inverse[:1]), torch.zeros_like(pull[:1])
+    diagonal = 2.0 * (torch.cat((none, inverse)) + torch.cat((inverse, none)))
+    if there is not None:
+        diagonal = torch.where(diagonal > 0.0, diagonal, 1.0)
+    return _tridiagonal_solution(diagonal, inverse, torch.cat((nothing, pull)) + torch.cat((pull, nothing)))
+
+
+def _tridiagonal_solution(diagonal: Tensor, beside: Tensor, right: Tensor) -> Tensor:
+    """x of a symmetric, diagonally dominant system, by elimination along the first axis (Thomas)."""
+    pivots, sums = [diagonal[0]], [right[0]]
+    for d, b, r in zip(diagonal[1:].unbind(), beside.unbind(), right[1:].unbind(), strict=True):
+        factor = b / pivots[-1]
+        pivots.append(d - factor * b)
+        sums.append(r - factor * sums[-1])
+    solution = [sums[-1] / pivots[-1]]
+    for b, pivot, total in zip(reversed(beside.unbind()), reversed(pivots[:-1]), reversed(sums[:-1]), strict=True):
+        solution.append((total - b * solution[-1]) / pivot)
+    return torch.stack(solution[::-1])
