@@ -44,12 +44,18 @@ class Path:
         lengths: Tensor | None = None,
         kind: str = "path",
     ):
+        pieces, batch = times.shape[-1] - 1, coefficients.shape[2:-1]
+        if coefficients.ndim < 3 or len(coefficients) != pieces or times.shape[:-1] not in ((), batch):
+            raise ValueError(
+                f"coefficients: expected shape ({pieces}, degree + 1, batch..., channels) for times of shape "
+                f"{tuple(times.shape)}, found {tuple(coefficients.shape)}"
+            )
         self.times = times
         self.lengths = lengths
         self.smooth = smooth
         self.kind = kind
         self.channels = coefficients.shape[-1]
-        self.batch_shape = coefficients.shape[2:-1]
+        self.batch_shape = batch
         self.shared = times.ndim == 1
         self._coefficients = coefficients
         ends = torch.stack((times.detach().min(), times.detach().max()))
@@ -62,6 +68,7 @@ class Path:
         # The piece comes first, so that what one evaluation needs lies side by side.
         self._values = coefficients[:, 0].contiguous()
         self._slopes = (powers * coefficients[:, 1:]).contiguous() if degree > 1 else coefficients[:, 1:].contiguous()
+        self._lines = self._slopes[:, 0]
         starts = times[..., :-1] if self.shared else torch.cat((times[..., :1], times), -1)
         self._starts = starts.movedim(-1, 0).contiguous()
         self._breaks = {dtype: _breaks(times.detach(), dtype) for dtype in _clocks(times.device)}
@@ -91,13 +98,14 @@ class Path:
         """
         t = self._time(t)
         index = self._piece(t, side)
+        degree = self._slopes.shape[1]
+        if degree == 1:
+            return self._take(self._lines, index)
         derivative = self._take(self._slopes, index)
-        degree = derivative.shape[index.ndim]
+        u = self._since(t, index)
         total = derivative.select(index.ndim, degree - 1)
-        if degree > 1:
-            u = self._since(t, index)
-            for m in range(degree - 2, -1, -1):
-                total = derivative.select(index.ndim, m) + u * total
+        for m in range(degree - 2, -1, -1):
+            total = derivative.select(index.ndim, m) + u * total
         return total
 
     @property

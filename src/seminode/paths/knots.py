@@ -45,7 +45,7 @@ class Knots:
         return ~self.values.isnan()
 
     def inside(self, offset: int = 0) -> Tensor | None:
-        """(K − offset, batch..., 1): which knots i, with i + offset, are before the end; `None` if all are."""
+        """(K − offset, batch..., 1): whether the series has a knot i + offset; `None` if all have all."""
         if self.lengths is None:
             return None
         index = torch.arange(offset, len(self.values), device=self.values.device)

@@ -1,0 +1,175 @@
+"""Log-signatures of piecewise linear paths, and the log-ODE method.
+
+The signature of a path lives in the tensor algebra truncated at some depth. Here an element of it is the list of its
+levels 1, 2, …, depth, the k-th of shape (..., channelsᵏ), without the number in front, which is passed beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_count, check_number
+from .base import Path
+from .knots import Times, check_values
+from .linear import linear
+from .lyndon import bracket_terms, lyndon_words
+
+Levels = list[Tensor]
+
+
+def logsignature(x: Tensor, depth: int, basis: str = "words") -> Tensor:
+    """The log-signature of the piecewise linear path through x: (batch..., logsignature_channels).
+
+    With increments Δᵢ, log(exp Δ₁ ⊗ exp Δ₂ ⊗ …) in the tensor algebra truncated at `depth`. The first level is the
+    total increment, the second the areas that each pair of channels sweeps. It does not depend on how fast the path is
+    traversed (Lyons, Caruana and Lévy, "Differential Equations Driven by Rough Paths", 2007).
+
+    Arguments:
+        x: (batch..., K, channels), without gaps.
+        depth: up to which level; at least 1.
+        basis: `"words"`: the coefficients of the Lyndon words in the tensor algebra, which is quick; `"brackets"`: the
+            coefficients of their Lie brackets. Shorter words come first, then the alphabet decides. Each is an
+            invertible linear function of the other.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> square = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+        >>> paths.logsignature(square, 2)  # comes back to where it was, around an area of 1
+        tensor([0., 0., 1.])
+    """
+    check_values(x)
+    if not bool(x.isfinite().all()):
+        raise ValueError("x: expected finite values, found NaN or infinite ones; fill gaps with paths.linear first")
+    return _of_increments(x.diff(dim=-2), check_count("depth", depth), basis)
+
+
+def logsignature_windows(
+    x: Tensor, depth: int, window_length: float, times: Times = None, *, lengths: Any = None, basis: str = "words"
+) -> Tensor:
+    """Log-signatures over windows of time, added up: the knots of a path to be driven by, (batch..., W + 1, channels′).
+
+    The log-ODE method: instead of going along a long and rough x, go along the straight lines through these knots, at
+    a pace of one window per unit of time. Each increment is the log-signature of one window. The first knot is the
+    start of x, followed by zeros (Morrill, Salvi, Kidger, Foster and Lyons, "Neural Rough Differential Equations for
+    Long Time Series", ICML 2021, arXiv:2009.08295).
+
+    Arguments:
+        x, times, lengths: as in [`linear`][seminode.paths.linear]; gaps are filled in along straight lines.
+        depth, basis: as in [`logsignature`][seminode.paths.logsignature].
+        window_length: in units of time. The first window starts with the first knot of any series; the last one may
+            be shorter. A series that has not begun or is over adds nothing.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> x = torch.randn(32, 1001, 3)
+        >>> knots = paths.logsignature_windows(x, depth=2, window_length=50.0)
+        >>> paths.linear(knots)
+        Path(linear, 21 knots on [0, 20], batch_shape=(32,), channels=6, torch.float32)
+    """
+    check_count("depth", depth)
+    if check_number("window_length", window_length) == 0.0:
+        raise ValueError("window_length: expected a number above 0, found 0")
+    path = linear(x, times, lengths=lengths)
+    points = _points(path, float(window_length))  # (W, S) or (W, S, batch...)
+    values = path.evaluate(points.flatten(0, 1)).unflatten(0, points.shape[:2])
+    steps = values.diff(dim=1).movedim((0, 1), (-3, -2))  # (batch..., W, S − 1, channels)
+    windows = _of_increments(steps, depth, basis)
+    start = values[0, 0].unsqueeze(-2)
+    rest = start.new_zeros((*start.shape[:-1], windows.shape[-1] - start.shape[-1]))
+    return torch.cat((torch.cat((start, rest), -1), windows), -2).cumsum(-2)
+
+
+def _points(path: Path, window_length: float) -> Tensor:
+    """Where each window bends: its ends, and the knots between, filled up with its end: they add nothing."""
+    t0, t1 = path.interval
+    count = max(1, math.ceil((t1 - t0) / window_length * (1.0 - 1e-9)))
+    times = path.times
+    begins = times.min() + window_length * torch.arange(count, dtype=times.dtype, device=times.device)
+    edges = torch.cat((begins, times.max().reshape(1)))
+    places = times.detach()
+    if path.lengths is not None and not path.shared:  # padding is no knot
+        inside = torch.arange(times.shape[-1], device=times.device) < path.lengths.unsqueeze(-1)
+        places = torch.where(inside, places, torch.inf)
+    wanted = edges.detach().expand(*times.shape[:-1], -1)
+    first = torch.searchsorted(places, wanted[..., :-1].contiguous(), right=True)
+    beyond = torch.searchsorted(places, wanted[..., 1:].contiguous())
+    most = int((beyond - first).max().clamp(min=0))
+    index = first.unsqueeze(-1) + torch.arange(most, device=times.device)  # (batch..., W, S − 2)
+    knots = times.gather(-1, index.clamp(max=times.shape[-1] - 1).flatten(-2)).unflatten(-1, index.shape[-2:])
+    start, end = (edge.unsqueeze(-1).expand(*knots.shape[:-1], 1) for edge in (edges[:-1], edges[1:]))
+    points = torch.cat((start, torch.where(index < beyond.unsqueeze(-1), knots, end), end), -1)
+    return points.movedim((-2, -1), (0, 1))
+
+
+def _of_increments(steps: Tensor, depth: int, basis: str) -> Tensor:
+    """The log-signature of increments (..., n, channels)."""
+    if basis not in ("words", "brackets"):
+        raise ValueError(f"basis: expected 'words' or 'brackets', found {basis!r}")
+    channels = steps.shape[-1]
+    levels = _log(_signature(steps, depth))
+    words = lyndon_words(channels, depth)
+    chosen = []
+    for k, level in enumerate(levels, 1):
+        letters = torch.tensor([w for w in words if len(w) == k], dtype=torch.int64, device=steps.device)
+        if len(letters) > 0:  # a single channel has but one Lyndon word
+            place = channels ** torch.arange(k - 1, -1, -1, device=steps.device)
+            chosen.append(level.index_select(-1, (letters * place).sum(-1)))
+    coefficients = torch.cat(chosen, -1)
+    if basis == "words":
+        return coefficients
+    rows, columns, factors = torch.tensor(bracket_terms(channels, depth), device=steps.device).unbind(-1)
+    terms = coefficients.index_select(-1, columns) * factors.to(coefficients.dtype)
+    return torch.zeros_like(coefficients).index_add(-1, rows, terms)
+
+
+def _signature(steps: Tensor, depth: int) -> Levels:
+    """exp Δ₁ ⊗ exp Δ₂ ⊗ … (Chen's identity)."""
+    first, *more = steps.unbind(-2)
+    levels = [first]
+    for k in range(2, depth + 1):
+        levels.append(_outer(levels[-1], first / k))
+    for step in more:
+        levels = _times_exponential(levels, step)
+    return levels
+
+
+def _times_exponential(levels: Levels, step: Tensor) -> Levels:
+    """S ⊗ exp Δ, level by level: Σᵢ Sᵢ ⊗ Δᵏ⁻ⁱ/(k − i)!, by Horner's rule."""
+    product = []
+    for k in range(1, len(levels) + 1):
+        total = step / k
+        for i in range(1, k):
+            total = _outer(total + levels[i - 1], step / (k - i))
+        product.append(total + levels[k - 1])
+    return product
+
+
+def _log(levels: Levels) -> Levels:
+    """log(1 + x) = x ⊗ (1 − x ⊗ (1/2 − x ⊗ (1/3 − …)))."""
+    depth = len(levels)
+    inner = [torch.zeros_like(level) for level in levels]
+    for n in range(depth, 1, -1):
+        inner = [-level for level in _product(levels, 1.0 / n, inner)]
+    return _product(levels, 1.0, inner)
+
+
+def _product(x: Sequence[Tensor], number: float, y: Sequence[Tensor]) -> Levels:
+    """x ⊗ (number + y), truncated."""
+    product = []
+    for k in range(1, len(x) + 1):
+        total = number * x[k - 1]
+        for i in range(1, k):
+            total = total + _outer(x[i - 1], y[k - i - 1])
+        product.append(total)
+    return product
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2)
