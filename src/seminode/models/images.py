@@ -1,0 +1,119 @@
+r"""Images for flows: from pixels to the real line and back, by bijections whose log-determinants are exact.
+
+    x = (pixel + u) / 256,  u ~ U[0, 1)                                 dequantisation
+    s = α + (1 − 2α)x,  y = log s − log(1 − s)                          logit
+    log|dy/dx| = log(1 − 2α) − log s − log(1 − s)
+
+Dinh, Sohl-Dickstein and Bengio (2017, arXiv:1605.08803); Theis, van den Oord and Bethge (2016, arXiv:1511.01844).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LEVELS = 256
+INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def check_pixels(pixels: Tensor, shape: Sequence[int]) -> None:
+    """Refuse anything but integers in 0, …, 255 of shape (batch, *shape)."""
+    if not isinstance(pixels, Tensor):
+        raise TypeError(f"pixels: expected a tensor, found {type(pixels).__name__}")
+    if pixels.dtype not in INTEGERS:
+        raise TypeError(f"pixels: expected integers in 0…255, torch.uint8 for example, found {pixels.dtype}")
+    if tuple(pixels.shape[1:]) != tuple(shape) or pixels.ndim == 0:
+        expected = ", ".join(map(str, shape))
+        raise ValueError(f"pixels: expected shape (batch, {expected}), found {tuple(pixels.shape)}")
+    if pixels.dtype != torch.uint8 and pixels.numel():  # a byte cannot be out of range
+        low, high = (int(x) for x in pixels.aminmax())
+        if low < 0 or high >= LEVELS:
+            raise ValueError(f"pixels: expected values in 0…255, found {low if low < 0 else high}")
+
+
+def dequantise(pixels: Tensor, *, deterministic: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x = (pixel + u)/256 in [0, 1), with u ~ U[0, 1) drawn anew for every pixel, or u = ½ if deterministic.
+
+    >>> dequantise(torch.tensor([0, 255], dtype=torch.uint8), deterministic=True)
+    tensor([0.0020, 0.9980])
+    """
+    x = pixels.to(dtype)
+    u = 0.5 if deterministic else torch.rand_like(x)
+    # 255 + u may be rounded to 256.
+    return ((x + u) / LEVELS).clamp(max=1.0 - torch.finfo(dtype).eps / 2)
+
+
+def quantise(x: Tensor) -> Tensor:
+    """The pixel, as a byte, that a value in [0, 1) came from; values outside go to the nearest one.
+
+    >>> quantise(torch.tensor([-0.1, 0.5, 1.0]))
+    tensor([  0, 128, 255], dtype=torch.uint8)
+    """
+    return (x * LEVELS).floor().clamp(0, LEVELS - 1).to(torch.uint8)
+
+
+def logit(x: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """y = log s − log(1 − s) with s = α + (1 − 2α)x, and Σ log|dy/dx| of each sample, shape (batch,).
+
+    >>> y, log_det = logit(torch.tensor([[0.5, 0.75]]), 0.05)
+    >>> y
+    tensor([[0.0000, 0.9694]])
+    """
+    check_alpha(alpha)
+    scale = 1.0 - 2.0 * alpha
+    # 1 − s from 1 − x, not from s: near white, most digits of s are ones.
+    log_s, log_rest = (alpha + scale * x).log(), (alpha + scale * (1.0 - x)).log()
+    return log_s - log_rest, (math.log(scale) - log_s - log_rest).flatten(1).sum(1)
+
+
+def inverse_logit(y: Tensor, alpha: float) -> Tensor:
+    """x = (σ(y) − α)/(1 − 2α), in the interval (−α, 1 − α)/(1 − 2α), a little larger than (0, 1).
+
+    >>> inverse_logit(logit(torch.tensor([[0.5, 0.75]]), 0.05)[0], 0.05)
+    tensor([[0.5000, 0.7500]])
+    """
+    check_alpha(alpha)
+    return (torch.sigmoid(y) - alpha) / (1.0 - 2.0 * alpha)
+
+
+def check_alpha(alpha: float) -> None:
+    if not 0.0 < alpha < 0.5:
+        raise ValueError(f"alpha: expected a number between 0 and 0.5, found {alpha!r}")
+
+
+def squeeze(x: Tensor) -> Tensor:
+    """(batch, c, h, w) to (batch, 4c, h/2, w/2); new channels count (old channel, row offset, column offset).
+
+    The entries stay what they are, so the log-determinant is zero.
+
+    >>> squeeze(torch.arange(4.0).view(1, 1, 2, 2)).flatten()
+    tensor([0., 1., 2., 3.])
+    """
+    if x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2:
+        raise ValueError(f"x: expected shape (batch, channels, height, width) of even sides, found {tuple(x.shape)}")
+    return functional.pixel_unshuffle(x, 2)
+
+
+def unsqueeze(x: Tensor) -> Tensor:
+    """The inverse of `squeeze`."""
+    if x.ndim != 4 or x.shape[1] % 4:
+        raise ValueError(f"x: expected shape (batch, 4·channels, height, width), found {tuple(x.shape)}")
+    return functional.pixel_shuffle(x, 2)
+
+
+def bits_per_dim(log_prob: Tensor, dims: int) -> Tensor:
+    """−(log p(x)/D − log 256)/log 2 for a density p of dequantised images x in [0, 1)ᴰ.
+
+    In the mean over u this bounds the bits that a pixel takes from above (Theis et al., 2016). Eight is what the
+    uniform density gives:
+
+    >>> bits_per_dim(torch.zeros(1), 784)
+    tensor([8.])
+    """
+    if dims < 1:
+        raise ValueError(f"dims: expected the number of values in a sample, at least 1, found {dims!r}")
+    return -(log_prob / dims - math.log(LEVELS)) / math.log(2.0)

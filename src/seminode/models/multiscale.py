@@ -1,0 +1,202 @@
+r"""Flows on images at several scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..arguments import check_count
+from .base import SolvingModule
+from .cnf import CNF, ConvField, standard_normal_log_prob
+from .images import (
+    bits_per_dim,
+    check_alpha,
+    check_pixels,
+    dequantise,
+    inverse_logit,
+    logit,
+    quantise,
+    squeeze,
+    unsqueeze,
+)
+from .running import Regulariser
+from .traces import Trace
+
+
+class MultiscaleCNF(SolvingModule):
+    r"""Dequantise → logit → blocks → squeeze → blocks → … → N(0, I): a density of images, out of flows one by one.
+
+    Each block is a [`CNF`][seminode.models.cnf.CNF] with a solve and a [`ConvField`][seminode.models.cnf.ConvField] of
+    its own. Between scales every 2×2 square of pixels becomes four channels; nothing is factored out, so that all
+    blocks have the whole image for a state. With D values in an image,
+
+        Δ(0) = −Σ log|dy/dx| of the logit,   Δ′ = −tr(∂f/∂z),   log p(x) = log N(z; 0, I) − Δ,
+
+    Δ being carried through all blocks. This is the flow of Kidger, Chen and Lyons (2021, arXiv:2009.09457), after
+    Grathwohl et al. (2019, arXiv:1810.01367) and Finlay et al. (2020, arXiv:2002.02798).
+
+    Arguments:
+        shape: (channels, height, width) of an image; the sides must be divisible by 2^(scales − 1).
+        hidden: channels of the hidden layers of every field.
+        scales, blocks: number of scales, and of blocks at each.
+        layers: hidden layers of every field.
+        alpha: of the logit, between 0 and ½.
+        deterministic_eval: in eval mode dequantise with u = ½ instead of noise. The result is no bound on the
+            likelihood any more, but does not change from call to call.
+        zero_init: whether the last convolution's weights of every field start at zero.
+        trace, noise, regularisers, t1: of every block; see `CNF`. Noise is drawn once a block and forward pass.
+        options: of [`solve`][seminode.solve], one dict for all blocks.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> flow = MultiscaleCNF((1, 4, 4), hidden=4, scales=2, blocks=1)
+        >>> flow.bits_per_dim(torch.randint(256, (3, 1, 4, 4))).shape
+        torch.Size([3])
+        >>> flow.sample(2, as_bytes=True).dtype
+        torch.uint8
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] = (1, 28, 28),
+        hidden: int = 32,
+        scales: int = 3,
+        blocks: int = 4,
+        *,
+        layers: int = 3,
+        alpha: float = 1e-5,
+        deterministic_eval: bool = False,
+        zero_init: bool = True,
+        trace: str | Trace = "hutchinson",
+        noise: str = "gaussian",
+        regularisers: Sequence[Regulariser] = (),
+        t1: float = 1.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        channels, height, width = self.shape = check_shape(shape, check_count("scales", scales))
+        check_alpha(alpha)
+        self.alpha = alpha
+        self.deterministic_eval = deterministic_eval
+        self.dims = channels * height * width
+        self.scales = nn.ModuleList()
+        for scale in range(scales):
+            size = channels * 4**scale
+            flows = [
+                CNF(
+                    ConvField(size, hidden, layers, zero_init=zero_init),
+                    trace=trace,
+                    noise=noise,
+                    regularisers=regularisers,
+                    t1=t1,
+                )
+                for _ in range(check_count("blocks", blocks))
+            ]
+            for flow in flows:
+                flow.options = self.options
+            self.scales.append(nn.ModuleList(flows))
+
+    @property
+    def regularisers(self) -> tuple[Regulariser, ...]:
+        return self._blocks()[0].regularisers
+
+    def forward(self, pixels: Tensor, costs: bool = False) -> Any:
+        """`log_prob(pixels)`, for the wrappers that call a module."""
+        return self.log_prob(pixels, costs=True) if costs else self.log_prob(pixels)
+
+    @overload
+    def log_prob(self, pixels: Tensor, costs: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def log_prob(self, pixels: Tensor, costs: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+    def log_prob(self, pixels: Tensor, costs: bool = False) -> Any:
+        """The log-density, on [0, 1)ᴰ, of dequantised pixels; shape (batch,).
+
+        Arguments:
+            pixels: integers in 0, …, 255, shape (batch, channels, height, width).
+            costs: also return what the regularisers have integrated, summed over the blocks.
+        """
+        z, delta, integrated = self._through(self.dequantise(pixels), costs)
+        log_prob = standard_normal_log_prob(z) - delta
+        return (log_prob, integrated) if costs else log_prob
+
+    def bits_per_dim(self, pixels: Tensor) -> Tensor:
+        """Bits per dimension of each image, shape (batch,); their mean is the usual loss."""
+        return bits_per_dim(self.log_prob(pixels), self.dims)
+
+    def dequantise(self, pixels: Tensor) -> Tensor:
+        """(pixel + u)/256, with noise u unless in eval mode with `deterministic_eval`."""
+        check_pixels(pixels, self.shape)
+        deterministic = self.deterministic_eval and not self.training
+        return dequantise(pixels, deterministic=deterministic, dtype=next(self.parameters()).dtype)
+
+    def transform(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(z, Δ) of images x in [0, 1); z has shape (batch, D)."""
+        z, delta, _ = self._through(x, False)
+        return z, delta
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """The x that `transform` takes to z, shape (batch, channels, height, width)."""
+        if z.ndim != 2 or z.shape[1] != self.dims:
+            raise ValueError(f"z: expected shape (batch, {self.dims}), found {tuple(z.shape)}")
+        channels, height, width = self.shape
+        halved = 2 ** (len(self.scales) - 1)
+        y = z.view(-1, channels * halved**2, height // halved, width // halved)
+        for i in reversed(range(len(self.scales))):
+            for flow in reversed(self._blocks_at(i)):
+                y = flow.inverse(y)
+            if i:
+                y = unsqueeze(y)
+        return inverse_logit(y, self.alpha)
+
+    @torch.no_grad()
+    def sample(self, n: int, as_bytes: bool = False) -> Tensor:
+        """n images with values in [0, 1), or as bytes in 0, …, 255; shape (n, channels, height, width).
+
+        The flow's own range exceeds [0, 1) by about α on either side; values there are moved to its edge.
+        """
+        like = next(self.parameters())
+        x = self.inverse(torch.randn(check_count("n", n), self.dims, dtype=like.dtype, device=like.device))
+        return quantise(x) if as_bytes else x.clamp(0.0, 1.0 - torch.finfo(x.dtype).eps / 2)
+
+    def _through(self, x: Tensor, costs: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if tuple(x.shape[1:]) != self.shape:
+            raise ValueError(f"x: expected shape (batch, {', '.join(map(str, self.shape))}), found {tuple(x.shape)}")
+        z, log_det = logit(x, self.alpha)
+        delta, totals = -log_det, {}
+        for i in range(len(self.scales)):
+            if i:
+                z = squeeze(z)
+            for flow in self._blocks_at(i):
+                if not costs:
+                    z, delta = flow.transform(z, delta)
+                    continue
+                z, delta, integrated = flow.transform_with_costs(z, delta)
+                totals = {name: totals.get(name, 0.0) + cost for name, cost in integrated.items()}
+        return z.flatten(1), delta, totals
+
+    def _blocks_at(self, scale: int) -> list[CNF]:
+        return list(self.scales[scale])  # type: ignore[arg-type]
+
+    def _blocks(self) -> list[CNF]:
+        return [flow for scale in range(len(self.scales)) for flow in self._blocks_at(scale)]
+
+    def extra_repr(self) -> str:
+        own = f"shape={self.shape}, alpha={self.alpha}, deterministic_eval={self.deterministic_eval}"
+        return ", ".join(filter(None, (own, super().extra_repr())))
+
+
+def check_shape(shape: Sequence[int], scales: int) -> tuple[int, int, int]:
+    side = 2 ** (scales - 1)
+    if len(shape) != 3 or min(shape) < 1 or any(n % side for n in shape[1:]):
+        raise ValueError(
+            f"shape: expected (channels, height, width), the sides divisible by {side} for {scales} scales, "
+            f"found {tuple(shape)}"
+        )
+    channels, height, width = (int(n) for n in shape)
+    return channels, height, width
