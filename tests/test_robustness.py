@@ -104,6 +104,42 @@ def test_a_compiled_module(adjoint: Any) -> None:
         assert torch.allclose(a, b, rtol=1e-10)
 
 
+class Counting:
+    """A backend that counts how often compiled code runs."""
+
+    def __init__(self) -> None:
+        self.graphs, self.runs = 0, 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph(*args)
+
+        return run
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_field_runs_compiled() -> None:
+    """All evaluations but the first, which is watched."""
+    backend = Counting()
+    sol = sn.solve(torch.compile(Plain(), backend=backend), ONE, [0.0, 1.0])
+    assert backend.runs == sol.stats.nfe - 1
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_model_steps_over_the_solve() -> None:
+    """One graph before it and one after, and the compiler does not look at the solver."""
+    torch.manual_seed(0)
+    backend = Counting()
+    model = Model().eval()
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(5, 2, dtype=torch.float64)
+    assert torch.equal(compiled(2 * x), model(2 * x))
+    assert backend.graphs <= 2
+
+
 class Model(nn.Module):
     """The usual shape of things: a field and a decoder with running statistics in one module."""
 

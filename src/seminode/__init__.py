@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import norms
+from . import models, norms, paths
 from .adjoints import Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
 from .controllers import PID, FixedStep, Integral, PrescribedSteps
 from .errors import (
@@ -74,6 +74,8 @@ __all__ = [
     "ToleranceWarning",
     "Tsit5",
     "integral_leaves",
+    "models",
     "norms",
+    "paths",
     "solve",
 ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .field import Field
-from .parameters import reachable
+from .parameters import reachable, uncompiled
 from .purity import buffers, device_generators
 from .state import HALF, Layout, flatten, leaves_of, mapped, real_dtype, unflatten
 from .taint import Exits, Watch
@@ -190,10 +189,8 @@ class Reader:
         generators = [torch.default_generator, *device_generators(device)]
         restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
         restore += [buffer.snapshot() for buffer in buffers(self._modules)]
-        # What a compiler has fused cannot be followed. It is not loaded here for this alone.
-        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
         try:
-            with eager:
+            with uncompiled():
                 yield
         finally:
             for put_back in restore:

@@ -6,14 +6,26 @@ import contextlib
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .state import leaves_of, mapped
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Where a field must be followed operation by operation, what is compiled in it runs eagerly.
+
+    Compiled code hides its operations; and a compiler that first meets a function under a watch gives up on that
+    function for good. The compiler is not loaded for this.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 class CaptureWatch(TorchFunctionMode):
@@ -51,7 +63,7 @@ class CaptureWatch(TorchFunctionMode):
         """The callable, watched."""
 
         def inner(*args: Any) -> Any:
-            with self:
+            with uncompiled(), self:
                 return func(*args)
 
         return inner
@@ -69,7 +81,7 @@ def restricted(func: Callable[..., Any], params: Sequence[Tensor]) -> Callable[.
     """A callable that is differentiable in its arguments and in `params` alone."""
 
     def inner(*args: Any) -> Any:
-        with Restriction([*_tensors(args), *params]):
+        with uncompiled(), Restriction([*_tensors(args), *params]):
             return func(*args)
 
     return inner
@@ -99,7 +111,7 @@ def cut(func: Callable[..., Any], params: Sequence[Tensor]) -> tuple[Callable[..
         return func, list(params)
 
     def substituted(*args: Any) -> Any:
-        with Substitution(leaves):
+        with uncompiled(), Substitution(leaves):
             return func(*args)
 
     return substituted, [leaves.get(id(x), x) for x in params]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,33 @@ from .solvers import Solver
 from .state import HALF, Layout, flatten, mapped, unflatten
 from .steering import ignoring_integrals
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Have torch.compile step over a function and what it calls, other than what is compiled itself.
+
+    The loop of a solver is decided by values: traced, it falls into a hundred pieces. This is what
+    `torch.compiler.disable` does, which would load the compiler, for seconds, at import.
+    """
+    frames = torch._C._dynamo.eval_frame
+
+    @functools.wraps(function)
+    def untraced(*args: P.args, **kwargs: P.kwargs) -> R:
+        tracer = frames.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            frames.set_eval_frame(tracer)
+
+    skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+    frames.set_code_exec_strategy(untraced.__code__, frames._FrameExecStrategy(skip, default))
+    untraced.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="solve() decides by values")
+    return untraced
+
+
+@_untraced
 def solve(
     field: Callable[..., Any],
     y0: Any,
@@ -117,7 +143,7 @@ def solve(
             raise TypeError(f"adjoint: expected an Adjoint such as sn.Replay(), found {arguments.found(adjoint)}")
         run = adjoint.run
         if isinstance(norm, str) and norm == "auto":
-            run = partial(ignoring_integrals, run=adjoint.run)
+            run = functools.partial(ignoring_integrals, run=adjoint.run)
         return _solution(problem, run(problem), leaf.dtype, function)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .base import SolvingModule
+from .neural_cde import MatrixField, NeuralCDE
 from .neural_ode import NeuralODE
 from .running import Regulariser, Running, penalty
 from .steer import steer
 
-__all__ = ["NeuralODE", "Regulariser", "Running", "SolvingModule", "penalty", "steer"]
+__all__ = ["MatrixField", "NeuralCDE", "NeuralODE", "Regulariser", "Running", "SolvingModule", "penalty", "steer"]
