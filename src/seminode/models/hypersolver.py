@@ -1,0 +1,313 @@
+"""Hypersolvers: a Runge–Kutta method with a learned correction of its local error."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from ..arguments import check_count
+from ..combination import StepSize, combine, length
+from ..controllers import Integral
+from ..solve import solve
+from ..solvers import EXPLICIT, ExplicitRungeKutta, Solver
+from ..solvers.base import Slope
+
+Correction = Callable[..., Tensor]
+
+
+class CorrectionNet(nn.Module):
+    """g_ω(ε, z, k₁, …, k_s) for states of shape (batch, dim): an MLP over everything that a step knows.
+
+    Inputs and outputs are scaled to the data when it is fitted.
+
+    Arguments:
+        dim: size of the state.
+        stages: s, how many slopes the base method evaluates: 2 for Heun's.
+        width, depth: size and number of the hidden layers.
+    """
+
+    shift: Tensor
+    spread: Tensor
+    size: Tensor
+
+    def __init__(self, dim: int, stages: int, width: int = 32, depth: int = 2):
+        super().__init__()
+        for name, value in (("dim", dim), ("stages", stages), ("width", width), ("depth", depth)):
+            check_count(name, value)
+        inputs = dim * (1 + stages) + 1
+        sizes = [inputs, *[width] * depth]
+        layers: list[nn.Module] = []
+        for a, b in itertools.pairwise(sizes):
+            layers += [nn.Linear(a, b), nn.SiLU()]
+        self.net = nn.Sequential(*layers, nn.Linear(width, dim))
+        self.register_buffer("shift", torch.zeros(inputs))
+        self.register_buffer("spread", torch.ones(inputs))
+        self.register_buffer("size", torch.ones(dim))
+
+    @staticmethod
+    def inputs(eps: Tensor, z: Tensor, *slopes: Tensor) -> Tensor:
+        return torch.cat([z, *slopes, eps.expand(z.shape[0], 1)], -1)
+
+    def forward(self, eps: Tensor, z: Tensor, *slopes: Tensor) -> Tensor:
+        return self.size * self.net((self.inputs(eps, z, *slopes) - self.shift) / self.spread)
+
+    def scale_to(self, pairs: Sequence[Pairs]) -> None:
+        """Standardise to the data that is going to be fitted."""
+        inputs = torch.cat([self.inputs(p.eps, p.z, *p.slopes) for p in pairs])
+        targets = torch.cat([p.residual for p in pairs])
+        spread = inputs.std(0)
+        self.shift.copy_(inputs.mean(0))
+        # What does not vary, such as the step size of an even grid, is only centred.
+        self.spread.copy_(torch.where(spread > 1e-6 * (1.0 + self.shift.abs()), spread, torch.ones_like(spread)))
+        self.size.copy_(targets.square().mean(0).sqrt().clamp_min(1e-12))
+
+
+class HyperSolver(nn.Module, Solver):
+    """A fixed-step method of order p with a learned correction,
+
+        z_{k+1} = z_k + ε ψ(t_k, z_k) + ε^{p+1} g_ω(ε, z_k, k₁, …, k_s).
+
+    ψ is the increment of a Runge–Kutta method and k₁ … k_s its slopes, k₁ = f(t_k, z_k). The correction is given them
+    because they cost nothing more, and because they are how the time reaches it. It is fitted to the local error of
+    the base method with [`fit`][seminode.models.hypersolver.fit], for one field and the region that its solutions
+    visit; elsewhere it is worth nothing. Where |g_ω − g| ≤ δ the local error falls from O(ε^{p+1}) to O(δ ε^{p+1}).
+
+    A hypersolver is a solver: `sn.solve(..., solver=hyper, controller=sn.FixedStep(eps))`. The polynomial between the
+    ends of a step is that of the base method, bent to meet the corrected end.
+
+    Within a solve ω is a constant: gradients for y0, ts, args and the parameters of the field are those of the
+    corrected steps, with `Direct`, `Replay` and `Checkpointed`; ω itself gets none. Continuous adjoints need a backward
+    solver of their own, such as `sn.Backsolve(solver="dopri5", controller=sn.Integral())`, since nothing was learned
+    about the adjoint equation. Without one, the backward pass is refused.
+
+    Arguments:
+        base: an explicit Runge–Kutta method, by name or as an object.
+        correction: g_ω, a module with `correction(eps, z, *slopes)`, eps a 0-d tensor, z and the slopes of shape
+            (batch, ...); it returns the shape of z. It must be a deterministic function and is put into eval mode.
+            `None` for a [`CorrectionNet`][seminode.models.hypersolver.CorrectionNet].
+        dim: size of the state, where the correction is to be made here.
+        width, depth: of the correction that is made here.
+
+    Poli, Massaroli, Yamashita, Asama and Park, *Hypersolvers: toward fast continuous-depth models* (NeurIPS 2020,
+    arXiv:2007.09601).
+
+    Example:
+        >>> import seminode as sn
+        >>> _ = torch.manual_seed(0)
+        >>> def field(t, z):
+        ...     return torch.stack([z[:, 1], -torch.sin(z[:, 0])], -1)
+        >>> hyper = HyperSolver("heun", dim=2)
+        >>> history = fit(hyper, field, torch.rand(64, 2), torch.linspace(0, 2, 11), steps=150)
+        >>> z0 = torch.rand(16, 2)
+        >>> exact = sn.solve(field, z0, [0.0, 2.0], rtol=1e-6).ys[-1]
+        >>> errors = [
+        ...     (sn.solve(field, z0, [0.0, 2.0], solver=s, controller=sn.FixedStep(0.2)).ys[-1] - exact).norm()
+        ...     for s in (sn.Heun(), hyper)
+        ... ]
+        >>> bool(errors[0] > 5 * errors[1])
+        True
+    """
+
+    paired = False
+    ends_on_stage = False
+    error_order = None
+    error_weights = None
+    error_needs_end_slope = False
+
+    def __init__(
+        self,
+        base: str | ExplicitRungeKutta = "heun",
+        correction: nn.Module | None = None,
+        *,
+        dim: int | None = None,
+        width: int = 32,
+        depth: int = 2,
+    ):
+        super().__init__()
+        self.base = _base(base)
+        if correction is None:
+            if dim is None:
+                raise ValueError("correction: expected a module, or dim= to make one here, found neither")
+            correction = CorrectionNet(dim, self.base.stages, width, depth)
+        elif not isinstance(correction, nn.Module):
+            raise TypeError(f"correction: expected a module, found {type(correction).__name__}")
+        elif dim is not None:
+            raise ValueError("dim: is for a correction that is made here; one was given")
+        self.correction = correction.eval()
+        self.order, self.stages = self.base.order, self.base.stages
+        self.weights = self.base.weights
+        self.interpolant, self.interpolant_order = self.base.interpolant, self.base.interpolant_order
+        # The first slope, which a polynomial between steps reads as f(t0, y0), stays as it is if it can.
+        self._bearer = max(range(self.stages), key=lambda i: (self.weights[i] != 0.0, i))
+
+    @property
+    def name(self) -> str:
+        return f"hypersolved {self.base.name}"
+
+    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if y0.ndim < 2:
+            raise ValueError(
+                f"solver: {self.name!r} corrects states that are one tensor of shape (batch, ...), found shape "
+                f"{tuple(y0.shape)}. States of several leaves are joined to one axis; so is the state of a continuous "
+                "adjoint, which needs a solver of its own, as in sn.Backsolve(solver='dopri5', "
+                "controller=sn.Integral())."
+            )
+        y1, stages = self.base.step(slope, dt, y0, k1)
+        eps = length(dt)
+        g = self._correct(torch.as_tensor(eps, dtype=y0.real.dtype, device=y0.device), y0, stages)
+        # As a part of one slope, εᵖg/bᵢ, the correction is in the polynomial of the step too.
+        i = self._bearer
+        bent = stages[i] + (eps**self.order / self.weights[i]) * g
+        # The engine takes a slope with another version for one that the field has written into.
+        while bent._version < stages[i]._version:
+            increment_version(bent)
+        return combine(y1, dt, ((0, 1.0),), [eps**self.order * g]), [*stages[:i], bent, *stages[i + 1 :]]
+
+    def _correct(self, eps: Tensor, z: Tensor, slopes: Sequence[Tensor]) -> Tensor:
+        if torch.is_grad_enabled():
+            constants = {name: x.detach() for name, x in self.correction.named_parameters()}
+            g = torch.func.functional_call(self.correction, constants, (eps, z, *slopes))
+        else:
+            g = self.correction(eps, z, *slopes)
+        if not isinstance(g, Tensor) or g.shape != z.shape:
+            found = f"shape {tuple(g.shape)}" if isinstance(g, Tensor) else type(g).__name__
+            raise ValueError(f"correction: expected a tensor of shape {tuple(z.shape)} as the state has, found {found}")
+        return g
+
+    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError("a hypersolver has no error estimate")
+
+    def extra_repr(self) -> str:
+        return f"base={self.base!r}"
+
+
+class Pairs(NamedTuple):
+    """What g_ω is fitted to, for steps of one length: its arguments and [z(t + ε) − z − εψ]/ε^{p+1}."""
+
+    eps: Tensor
+    z: Tensor
+    slopes: tuple[Tensor, ...]
+    residual: Tensor
+
+
+@torch.no_grad()
+def local_errors(
+    hyper: HyperSolver,
+    field: Callable[..., Any],
+    y0: Tensor,
+    ts: Tensor | Sequence[float],
+    *,
+    args: tuple[Any, ...] = (),
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> list[Pairs]:
+    """The residuals of the base method along accurate solutions, one entry for each length of step in ts."""
+    if not isinstance(y0, Tensor) or y0.ndim < 2:
+        raise ValueError("y0: expected one tensor of shape (batch, ...)")
+    times = [float(t) for t in ts]
+    if len(times) < 2 or times[0] == times[-1]:
+        raise ValueError(f"ts: expected at least two times, one for each end of a step, found {times}")
+    tight = 1e-10 if y0.dtype == torch.float64 else 1e-6
+    rtol, atol = tight if rtol is None else rtol, tight if atol is None else atol
+    # Steps that end on the grid: a polynomial between them would add an error of its own to each residual.
+    zs = solve(field, y0, times, args=args, rtol=rtol, atol=atol, controller=Integral(step_to=times[1:-1])).ys
+    groups: dict[float, list[tuple[Tensor, ...]]] = {}
+    for t0, t1, z0, z1 in zip(times, times[1:], zs, zs[1:], strict=False):
+        dt = t1 - t0
+
+        def slope(c: float, z: Tensor, t0: float = t0, dt: float = dt) -> Tensor:
+            return field(torch.tensor(t0 + c * dt, dtype=y0.dtype, device=y0.device), z, *args)
+
+        end, slopes = hyper.base.step(slope, dt, z0, slope(0.0, z0))
+        # Gaps of an even grid differ by rounding.
+        key = float(f"{dt:.5g}")
+        groups.setdefault(key, []).append((z0, (z1 - end) / dt ** (hyper.order + 1), *slopes))
+    found = []
+    for eps, rows in groups.items():
+        z, residual, *slopes = (torch.cat(column) for column in zip(*rows, strict=True))
+        found.append(Pairs(y0.new_tensor(eps), z, tuple(slopes), residual))
+    return found
+
+
+def fit(
+    hyper: HyperSolver,
+    field: Callable[..., Any],
+    y0: Tensor,
+    ts: Tensor | Sequence[float],
+    *,
+    args: tuple[Any, ...] = (),
+    steps: int = 1000,
+    lr: float = 1e-2,
+    batch: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> list[float]:
+    """Fit the correction to the local errors of the base method, the field being what it is:
+
+        min_ω mean_k ‖[z(t_{k+1}) − z(t_k) − ε ψ(t_k, z(t_k))]/ε^{p+1} − g_ω‖.
+
+    Trajectories and residuals are computed once; after that the field is not evaluated any more. With Adam, and a
+    learning rate that falls to zero along a cosine.
+
+    Arguments:
+        hyper: its correction is trained; it ends in eval mode.
+        field: `field(t, z, *args)`; its parameters are left alone.
+        y0: initial values of the trajectories, shape (batch, ...): they should cover where solutions will start.
+        ts: the steps, from each time to the next. An uneven grid teaches several lengths.
+        args: further arguments of the field.
+        steps: of the optimiser.
+        lr: its first learning rate.
+        batch: how many samples a step of the optimiser looks at; all of them if `None`.
+        rtol, atol: of the accurate trajectories: 1e-10 in float64, else 1e-6.
+
+    Returns the loss of every step.
+    """
+    if not isinstance(hyper, HyperSolver):
+        raise TypeError(f"hyper: expected a HyperSolver, found {type(hyper).__name__}")
+    check_count("steps", steps)
+    pairs = local_errors(hyper, field, y0, ts, args=args, rtol=rtol, atol=atol)
+    correction = hyper.correction
+    if isinstance(correction, CorrectionNet):
+        correction.scale_to(pairs)
+    optimiser = torch.optim.Adam(correction.parameters(), lr=lr)
+    history = []
+    correction.train()
+    with torch.enable_grad():
+        for step in range(steps):
+            for group in optimiser.param_groups:
+                group["lr"] = 0.5 * lr * (1.0 + math.cos(math.pi * step / steps))
+            loss = _misfit(correction, [_drawn(p, batch) for p in pairs])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            history.append(float(loss.detach()))
+    correction.eval()
+    return history
+
+
+def _misfit(correction: Correction, pairs: Sequence[Pairs]) -> Tensor:
+    norms = [(p.residual - correction(p.eps, p.z, *p.slopes)).flatten(1).norm(dim=1) for p in pairs]
+    return torch.cat(norms).mean()
+
+
+def _drawn(pairs: Pairs, batch: int | None) -> Pairs:
+    if batch is None or batch >= len(pairs.z):
+        return pairs
+    index = torch.randint(len(pairs.z), (check_count("batch", batch),), device=pairs.z.device)
+    return Pairs(pairs.eps, pairs.z[index], tuple(k[index] for k in pairs.slopes), pairs.residual[index])
+
+
+def _base(base: str | ExplicitRungeKutta) -> ExplicitRungeKutta:
+    if isinstance(base, str):
+        if base not in EXPLICIT:
+            raise ValueError(f"base: expected one of {', '.join(EXPLICIT)}, found {base!r}")
+        return EXPLICIT[base]()
+    if not isinstance(base, ExplicitRungeKutta):
+        raise TypeError(f"base: expected the name of an explicit Runge–Kutta method, found {type(base).__name__}")
+    return base
