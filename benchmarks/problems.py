@@ -7,18 +7,21 @@ ODE Adjoints via Seminorms (ICML 2021).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from seminode.models.pendulum import DT as PENDULUM_DT
+from seminode.models.pendulum import fit_accelerations
+from seminode.models.pendulum import trajectories as pendulum_trajectories
+from seminode.models.pendulum import windows as pendulum_windows
+from seminode.models.symplectic import SymplecticField as LibraryField
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,158 +63,24 @@ def mlp(widths: Sequence[int], activation: type[nn.Module], generator: torch.Gen
 
 # The fully actuated double pendulum and the Symplectic ODE-Net that learns it (the paper, third experiment).
 
-PENDULUM_SEED = 456789
-PENDULUM_DT = 0.05
-PENDULUM_RESET = 3.14  # angles and velocities start uniformly within ±this
-PENDULUM_SPEEDS = (4 * math.pi - 1e-3, 9 * math.pi - 1e-3)  # a trial that comes this fast is drawn again
-TORQUES = ((0, 0), (0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0), (2, 0), (-2, 0))
+class SymplecticField(LibraryField):
+    """The field of a Symplectic ODE-Net for two angles and two torques, with networks from a generator of their own."""
 
-
-def pendulum_accelerations(q1: Any, q2: Any, w1: Any, w2: Any, u1: Any, u2: Any, xp: Any = math) -> tuple[Any, Any]:
-    """(w1′, w2′) of floats, or with xp = torch or numpy of arrays.
-
-    q1 is the angle of the first link from straight down, q2 that of the second relative to the first. Links of length
-    1, mass 1 and moment of inertia 1 about their middles; g = 9.8. The actuation is the data set's own: u1 drives the
-    second joint, and −u2 the first and with it the second.
-    """
-    d1 = 3.5 + xp.cos(q2)
-    d2 = 1.25 + 0.5 * xp.cos(q2)
-    s2 = 0.5 * xp.sin(q2)
-    phi2 = 4.9 * xp.sin(q1 + q2)
-    phi1 = -(w2 * w2 + 2.0 * w1 * w2) * s2 + 14.7 * xp.sin(q1) + phi2
-    dw2 = (u1 + d2 / d1 * phi1 - w1 * w1 * s2 - phi2) / (1.25 - d2 * d2 / d1)
-    return -(u2 + d2 * dw2 + phi1) / d1, dw2
-
-
-def pendulum_resets(seed: int = PENDULUM_SEED) -> np.random.RandomState:
-    """The generator of initial states, seeded as OpenAI gym used to do."""
-    words = np.frombuffer(hashlib.sha512(str(seed).encode()).digest()[:8], dtype="<u4")
-    return np.random.RandomState(words.tolist())
-
-
-def pendulum_trial(rng: np.random.RandomState, torque: tuple[float, float], steps: int) -> np.ndarray:
-    """States (q1, q2, w1, w2) after each of the steps, from a random start that is not recorded itself."""
-    from scipy.integrate import solve_ivp
-
-    def field(t: float, x: Sequence[float]) -> tuple[float, ...]:
-        q1, q2, w1, w2 = (float(v) for v in x)
-        return w1, w2, *pendulum_accelerations(q1, q2, w1, w2, *torque)
-
-    while True:
-        x = rng.uniform(-PENDULUM_RESET, PENDULUM_RESET, size=4)
-        states = []
-        for _ in range(steps):
-            x = solve_ivp(field, (0.0, PENDULUM_DT), x).y[:, -1]
-            states.append(x)
-        trial = np.stack(states)
-        if (np.abs(trial[:, 2:]) < PENDULUM_SPEEDS).all():
-            return trial
-
-
-def pendulum_trajectories(trials: int = 128, steps: int = 32, seed: int = PENDULUM_SEED) -> Tensor:
-    """The first trials of the data set: (9 torques, trials, steps, 8) observations, in float64.
-
-    An observation is (cos q1, cos q2, sin q1, sin q2, w1, w2, u1, u2). All torques share their initial states. The
-    paper trains on trials 0–88, validates on 89–107 and tests on 108–127. All of them take SciPy a few seconds.
-    """
-    observations = []
-    for torque in TORQUES:
-        rng = pendulum_resets(seed)
-        states = np.stack([pendulum_trial(rng, torque, steps) for _ in range(trials)])
-        q, w = np.split(states, 2, axis=-1)
-        u = np.broadcast_to(np.asarray(torque, dtype=np.float64), w.shape)
-        observations.append(np.concatenate([np.cos(q), np.sin(q), w, u], axis=-1))
-    return torch.from_numpy(np.stack(observations))
-
-
-def pendulum_windows(trajectories: Tensor, length: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
-    """All contiguous windows of trajectories (…, steps, channels), as (windows, length, channels)."""
-    windows = trajectories.unfold(-2, length, 1).transpose(-1, -2)
-    return windows.reshape(-1, length, trajectories.shape[-1]).to(dtype)
+    def __init__(self, widths: tuple[int, int] = (400, 300), seed: int = 0, dtype: torch.dtype = torch.float32):
+        generator = torch.Generator().manual_seed(seed)
+        wide, narrow = widths
+        super().__init__(
+            inverse_mass=mlp((4, wide, wide, wide, 3), nn.Softplus, generator),
+            potential=mlp((4, narrow, narrow, 1), nn.Softplus, generator),
+            input_matrix=mlp((4, narrow, narrow, 4), nn.Softplus, generator),
+        )
+        self.to(dtype)
 
 
 def pendulum_batch(batch: int = 256, trials: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Random windows of the first trials. Fewer than about four trials are too much alike to stand for the data set."""
     windows = pendulum_windows(pendulum_trajectories(trials), dtype=dtype)
     return windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))[:batch]]
-
-
-class SymplecticField(nn.Module):
-    """Symplectic ODE-Net (Zhong, Dey and Chakraborty, 2020) on states (cos q, sin q, q′, u); 509,108 parameters.
-
-    Networks of (cos q, sin q) give the inverse mass matrix M⁻¹ = LLᵀ + 0.1 I, the potential V and the input matrix g.
-    With p = M q′ and H = ½pᵀM⁻¹p + V, the field is that of Hamilton's equations q′ = ∂H/∂p, p′ = −∂H/∂q + g u, written
-    in the observed variables. It differentiates H itself, and does so under `torch.no_grad()` as well.
-    """
-
-    def __init__(self, widths: tuple[int, int] = (400, 300), seed: int = 0, dtype: torch.dtype = torch.float32):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        wide, narrow = widths
-        # This order is that of the parameters in the flat adjoint state, on which a published norm depends.
-        self.inverse_mass = mlp((4, wide, wide, wide, 3), nn.Softplus, generator)
-        self.potential = mlp((4, narrow, narrow, 1), nn.Softplus, generator)
-        self.input_matrix = mlp((4, narrow, narrow, 4), nn.Softplus, generator)
-        self.to(dtype)
-
-    def inverse_mass_entries(self, angles: Tensor) -> Tensor:
-        """M⁻¹ as (m11, m12, m22)."""
-        a, b, o = self.inverse_mass(angles).unbind(-1)
-        return torch.stack((a * a + 0.1, a * o, o * o + b * b + 0.1), -1)
-
-    def forward(self, t: Tensor, x: Tensor) -> Tensor:
-        again = torch.is_grad_enabled()  # whether someone outside will differentiate what we differentiate here
-        cos, sin, w, u = x.split(2, -1)
-        with torch.enable_grad():
-            angles = x[..., :4]
-            if not angles.requires_grad:
-                angles = angles.detach().requires_grad_()
-            m = self.inverse_mass_entries(angles)
-            V = self.potential(angles)
-        m11, m12, m22 = m.unbind(-1)
-        w1, w2 = w.unbind(-1)
-        det = m11 * m22 - m12 * m12
-        p1, p2 = (m22 * w1 - m12 * w2) / det, (m11 * w2 - m12 * w1) / det
-
-        # Rows of J = ∂(M⁻¹p)/∂(cos q, sin q) with p held fixed: p enters as the vector of a product, so that its own
-        # dependence on the angles stays out of J, but not out of the gradient of J.
-        zero = torch.zeros_like(p1)
-        grad = partial(torch.autograd.grad, inputs=angles, create_graph=again)
-        (J1,) = grad(m, grad_outputs=torch.stack((p1, p2, zero), -1), retain_graph=True)
-        (J2,) = grad(m, grad_outputs=torch.stack((zero, p1, p2), -1))
-        (dV,) = grad(V, grad_outputs=torch.ones_like(V))
-        dH = 0.5 * (p1.unsqueeze(-1) * J1 + p2.unsqueeze(-1) * J2) + dV
-
-        g = self.input_matrix(x[..., :4]).unflatten(-1, (2, 2))
-        dp = sin * dH[..., :2] - cos * dH[..., 2:] + (g @ u.unsqueeze(-1)).squeeze(-1)
-        dp1, dp2 = dp.unbind(-1)
-        turn = torch.cat((-sin * w, cos * w), -1)
-        dw1 = m11 * dp1 + m12 * dp2 + (J1 * turn).sum(-1)
-        dw2 = m12 * dp1 + m22 * dp2 + (J2 * turn).sum(-1)
-        return torch.cat((turn, torch.stack((dw1, dw2), -1), torch.zeros_like(u)), -1)
-
-
-def pendulum_states(trials: int, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Observations and accelerations along fresh trials of the true pendulum, all at once by RK4; float64."""
-    x = PENDULUM_RESET * (2 * torch.rand(trials, 4, generator=generator, dtype=torch.float64) - 1)
-    torques = torch.tensor(TORQUES, dtype=torch.float64)
-    u = torques[torch.randint(len(TORQUES), (trials,), generator=generator)]
-
-    def field(x: Tensor) -> Tensor:
-        q1, q2, w1, w2 = x.unbind(-1)
-        return torch.stack((w1, w2, *pendulum_accelerations(q1, q2, w1, w2, *u.unbind(-1), xp=torch)), -1)
-
-    observations, accelerations = [], []
-    for _ in range(steps):
-        k1 = field(x)
-        k2 = field(x + PENDULUM_DT / 2 * k1)
-        k3 = field(x + PENDULUM_DT / 2 * k2)
-        k4 = field(x + PENDULUM_DT * k3)
-        x = x + PENDULUM_DT / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-        q, w = x.split(2, -1)
-        observations.append(torch.cat((q.cos(), q.sin(), w, u), -1))
-        accelerations.append(field(x)[:, 2:])
-    return torch.cat(observations), torch.cat(accelerations)
 
 
 def fitted_pendulum(
@@ -222,26 +91,8 @@ def fitted_pendulum(
     The mean squared error on windows of the data set comes to about 1e-5, where the training of the paper ends at 1e-4;
     200 iterations make it 1e-3. Fitted in float32, whatever the dtype asked for.
     """
-    generator = torch.Generator().manual_seed(seed)
-    x, target = (tensor.float() for tensor in pendulum_states(4096, 32, generator))
-    field, t = SymplecticField(seed=seed), torch.zeros(())
-    optimiser = torch.optim.Adam(field.parameters(), lr=lr, betas=(0.9, 0.99))
-
-    def pace(i: int) -> float:
-        return min((i + 1) / (0.2 * iterations), 0.5 + 0.5 * math.cos(math.pi * i / iterations))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, pace)
-    with torch.enable_grad():
-        for _ in range(iterations):
-            chosen = torch.randint(len(x), (batch,), generator=generator)
-            loss = functional.mse_loss(field(t, x[chosen])[:, 4:6], target[chosen])
-            optimiser.zero_grad()
-            loss.backward()
-            # The first gradients are huge, as fast states count most; unclipped, some seeds do not recover.
-            nn.utils.clip_grad_norm_(field.parameters(), 10.0)
-            optimiser.step()
-            schedule.step()
-    optimiser.zero_grad()
+    field = SymplecticField(seed=seed)
+    fit_accelerations(field, iterations, batch, lr, seed)
     return field.to(dtype)
 
 

@@ -1,0 +1,133 @@
+"""Fields that are the flow of a learned energy: they conserve it, whatever the networks have learned."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import SolvingModule
+
+
+def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
+    """Linear layers between the widths, with activations between the layers; PyTorch's own initialisation."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, found {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name}: expected at least {least}, found {value}")
+    return value
+
+
+def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
+    if isinstance(widths, int) or not isinstance(widths, Sequence):
+        raise TypeError(f"{name}: expected the widths of the hidden layers, found {type(widths).__name__}")
+    return tuple(check_count(f"{name}[{i}]", width) for i, width in enumerate(widths))
+
+
+def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> None:
+    """Refuse what is no floating-point tensor (…, c) with c one of `channels`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point dtype, found {x.dtype}")
+    if x.ndim == 0 or x.shape[-1] not in channels:
+        wanted = " or ".join(f"(..., {count})" for count in channels)
+        raise ValueError(f"{name}: expected {meaning} of shape {wanted}, found {tuple(x.shape)}")
+
+
+class HamiltonianField(nn.Module):
+    """q′ = ∂H/∂p, p′ = −∂H/∂q on states (q, p), with H = T(p) + V(q) or a network of (q, p) together."""
+
+    def __init__(self, dim: int, hidden: Sequence[int], separable: bool, activation: Callable[[], nn.Module]):
+        super().__init__()
+        self.dim = dim
+        self.separable = separable
+        if separable:
+            self.kinetic = mlp((dim, *hidden, 1), activation)
+            self.potential = mlp((dim, *hidden, 1), activation)
+        else:
+            self.hamiltonian = mlp((2 * dim, *hidden, 1), activation)
+
+    def energy(self, x: Tensor) -> Tensor:
+        if self.separable:
+            q, p = x.chunk(2, -1)
+            return (self.kinetic(p) + self.potential(q)).squeeze(-1)
+        return self.hamiltonian(x).squeeze(-1)
+
+    def forward(self, t: Tensor, x: Tensor) -> Tensor:
+        H, pull = torch.func.vjp(self.energy, x)  # states are independent: one product gives the gradients of all
+        dq, dp = pull(torch.ones_like(H))[0].chunk(2, -1)
+        return torch.cat((dp, -dq), -1)
+
+
+class HamiltonianNet(SolvingModule):
+    """Hamiltonian neural network: Hamilton's equations of a learned energy.
+
+        q′ = ∂H/∂p,   p′ = −∂H/∂q,   H(q, p) = T(p) + V(q)   or   H(q, p)
+
+    The solution conserves H up to the solver's error, so that a learned system neither gains nor loses energy over long
+    times. Greydanus, Dzamba and Yosinski, *Hamiltonian Neural Networks* (NeurIPS 2019, arXiv:1906.01563), fit the field
+    to known derivatives; here it may also be fitted through a solve.
+
+    Arguments:
+        dim: number of coordinates q, and of momenta p.
+        hidden: widths of the hidden layers of each network; by default those of the paper.
+        separable: whether H = T(p) + V(q), with a network each, as in most of mechanics; else one network of (q, p).
+        activation: makes the activation between layers; it must be differentiable twice, so no ReLU.
+        options: of [`solve`][seminode.solve].
+
+    `model(x0, ts)` takes states (q, p) of shape (batch, 2·dim) and returns those at all times, (times, batch, 2·dim).
+    `model.field(t, x)` is the vector field, `model.energy(x)` is H, of shape (batch,), known up to a constant.
+
+    Example:
+        >>> import torch
+        >>> from seminode.models.hamiltonian import HamiltonianNet
+        >>> model = HamiltonianNet(1, hidden=(16,), rtol=1e-9, atol=1e-9).double()
+        >>> x0 = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+        >>> xs = model(x0, [0.0, 1.0, 2.0])
+        >>> xs.shape
+        torch.Size([3, 2, 2])
+        >>> bool((model.energy(xs) - model.energy(x0)).abs().max() < 1e-7)
+        True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: Sequence[int] = (200, 200),
+        separable: bool = True,
+        activation: Callable[[], nn.Module] = nn.Tanh,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.dim = check_count("dim", dim)
+        self.field = HamiltonianField(dim, check_hidden("hidden", hidden), separable, activation)
+
+    @property
+    def separable(self) -> bool:
+        return self.field.separable
+
+    def forward(self, x0: Tensor, ts: Tensor | Sequence[float]) -> Tensor:
+        self._check("x0", x0)
+        return self.solve(self.field, x0, ts).ys
+
+    def energy(self, x: Tensor) -> Tensor:
+        """H(q, p), of shape x.shape[:-1]."""
+        self._check("x", x)
+        return self.field.energy(x)
+
+    def _check(self, name: str, x: Any) -> None:
+        check_channels(name, x, (2 * self.dim,), "states (q, p)")
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, (f"dim={self.dim}, separable={self.separable}", super().extra_repr())))

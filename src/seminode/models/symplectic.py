@@ -1,0 +1,225 @@
+"""Symplectic ODE-Net: a mechanical system with torques whose mass, potential and actuation are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp
+
+from .base import SolvingModule
+from .hamiltonian import check_channels, check_count, check_hidden, mlp
+
+
+def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
+    """A⁻¹b with A symmetric, (…, n, n), and b (…, n, 1)."""
+    if A.shape[-1] != 2:
+        return torch.linalg.solve_ex(A, b)[0]  # unlike `solve` it does not ask the device whether all went well
+    a, o, _, c = A.flatten(-2).unbind(-1)
+    adjugate = torch.stack((c, -o, -o, a), -1).unflatten(-1, (2, 2))
+    return adjugate @ b / (a * c - o * o)[..., None, None]
+
+
+def triangle(n: int) -> Tensor:
+    """Where the entries of L go: those of the diagonal first, then row by row those below it; (n(n+1)/2, n²)."""
+    places = [(i, i) for i in range(n)] + [(i, j) for i in range(n) for j in range(i)]
+    return torch.eye(n * n)[[i * n + j for i, j in places]]
+
+
+class SymplecticField(nn.Module):
+    """Hamilton's equations with torques, on states (cos q, sin q, q′, u); see [`SymplecticODENet`][].
+
+    Arguments:
+        inverse_mass: module from (cos q, sin q), (…, 2n), to the n(n+1)/2 entries of L, those of the diagonal first and
+            then row by row those below it.
+        potential: module from (cos q, sin q) to V, (…, 1).
+        input_matrix: module from (cos q, sin q) to g, (…, n·inputs), row by row.
+        dof: n, the number of angles.
+        inputs: how many torques u there are.
+        floor: ε of M⁻¹ = LLᵀ + ε I.
+    """
+
+    places: Tensor
+    identity: Tensor
+
+    def __init__(
+        self,
+        inverse_mass: nn.Module,
+        potential: nn.Module,
+        input_matrix: nn.Module,
+        dof: int = 2,
+        inputs: int = 2,
+        floor: float = 0.1,
+    ):
+        super().__init__()
+        self.dof, self.inputs, self.floor = dof, inputs, floor
+        # This order is that of the parameters in a flat adjoint state, on which a published norm depends.
+        self.inverse_mass = inverse_mass
+        self.potential = potential
+        self.input_matrix = input_matrix
+        self.register_buffer("places", triangle(dof), persistent=False)
+        self.register_buffer("identity", torch.eye(dof), persistent=False)
+
+    def factor(self, entries: Tensor) -> Tensor:
+        """L, (…, n, n), of the entries that the network gives."""
+        return (entries @ self.places).unflatten(-1, (self.dof, self.dof))
+
+    def squared(self, L: Tensor) -> Tensor:
+        """LLᵀ + ε I."""
+        return torch.add(L @ L.mT, self.identity, alpha=self.floor)
+
+    def inverse_mass_matrix(self, angles: Tensor) -> Tensor:
+        """M⁻¹ = LLᵀ + ε I at angles (cos q, sin q)."""
+        return self.squared(self.factor(self.inverse_mass(angles)))
+
+    def actuation(self, angles: Tensor) -> Tensor:
+        """g, (…, n, inputs)."""
+        return self.input_matrix(angles).unflatten(-1, (self.dof, self.inputs))
+
+    def turning(self, x: Tensor) -> Tensor:
+        """∂(cos q, sin q)/∂q = (−sin q, cos q), (…, 2, n)."""
+        n = self.dof
+        return torch.cat((-x[..., n : 2 * n], x[..., :n]), -1).unflatten(-1, (2, n))
+
+    def force(self, x: Tensor) -> Tensor:
+        """∂V/∂q, (…, n): what gravity and springs ask for."""
+        V, pull = vjp(self.potential, x[..., : 2 * self.dof])
+        return (self.turning(x) * pull(torch.ones_like(V))[0].unflatten(-1, (2, self.dof))).sum(-2)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """H = ½ q′ᵀM q′ + V, (…)."""
+        angles, w = x[..., : 2 * self.dof], x[..., 2 * self.dof : 3 * self.dof]
+        p = solve_symmetric(self.inverse_mass_matrix(angles), w.unsqueeze(-1)).squeeze(-1)
+        return 0.5 * (p * w).sum(-1) + self.potential(angles).squeeze(-1)
+
+    def forward(self, t: Tensor, x: Tensor) -> Tensor:
+        n = self.dof
+        angles, w, u = x.split((2 * n, n, self.inputs), -1)
+        turning = self.turning(x)
+        dangles = (turning * w.unsqueeze(-2)).flatten(-2)
+
+        (entries, V), pull = vjp(lambda c: (self.inverse_mass(c), self.potential(c)), angles)
+        L = self.factor(entries)
+        p = solve_symmetric(self.squared(L), w.unsqueeze(-1))
+
+        # With v = Lᵀp and p held fixed, H = ½|v|² + ½ε|p|² + V has ∂H/∂L = p vᵀ. Its pull-back to the angles is linear
+        # in that matrix, so that pulling the angles' velocity back through it gives dL/dt: a JVP by two VJPs, whose
+        # own derivatives compile.
+        v = L.mT @ p
+        ones = torch.ones_like(V)
+        dH, pull_again = vjp(lambda k: pull((k, ones))[0], (p * v.mT).flatten(-2) @ self.places.mT)
+        dL = self.factor(pull_again(dangles)[0])
+
+        dV = (turning * dH.unflatten(-1, (2, n))).sum(-2)
+        dp = self.actuation(angles) @ u.unsqueeze(-1) - dV.unsqueeze(-1)
+        # q″ = M⁻¹p′ + (dM⁻¹/dt) p with dM⁻¹/dt = dL Lᵀ + L dLᵀ
+        dw = L @ (L.mT @ dp + dL.mT @ p) + self.floor * dp + dL @ v
+        return torch.cat((dangles, dw.squeeze(-1), torch.zeros_like(u)), -1)
+
+
+class SymplecticODENet(SolvingModule):
+    r"""Symplectic ODE-Net: Hamilton's equations of angles q driven by torques u, with learned M, V and g.
+
+        M⁻¹ = LLᵀ + ε I,   H(q, p) = ½ pᵀM⁻¹(q) p + V(q)
+        q′  = ∂H/∂p,       p′ = −∂H/∂q + g(q) u,      u′ = 0
+
+    L, V and g are networks of (cos q, sin q), so that nothing breaks where an angle passes π. The equations are written in
+    what is observed, (cos q, sin q, q′, u), with p = M q′. Without torques H is conserved. Zhong, Dey and Chakraborty,
+    *Symplectic ODE-Net: Learning Hamiltonian Dynamics with Control* (ICLR 2020, arXiv:1909.12077). Sizes and activation
+    are those of the double pendulum in Kidger, Chen and Lyons (ICML 2021), who solve with rtol = atol = 1e-4.
+
+    Arguments:
+        dof: n, the number of angles.
+        inputs: number of torques; by default as many as angles.
+        mass_hidden, potential_hidden, input_hidden: widths of the hidden layers of the networks for L, V and g.
+        floor: ε, the least eigenvalue of M⁻¹.
+        activation: makes the activation between layers; it must be differentiable twice, so no ReLU.
+        options: of [`solve`][seminode.solve].
+
+    `model(x0, ts)` takes states (cos q, sin q, q′, u) of shape (batch, 3n + inputs) and returns those at all times,
+    (times, batch, 3n + inputs). `model.field(t, x)` is the vector field; `model.inverse_mass`, `model.potential` and
+    `model.input_matrix` are the networks. M, V and g are known up to a common factor only, and V up to a constant.
+
+    Example:
+        >>> import torch
+        >>> from seminode.models.symplectic import SymplecticODENet
+        >>> sum(parameter.numel() for parameter in SymplecticODENet().parameters())
+        509108
+        >>> model = SymplecticODENet(1, mass_hidden=(8,), potential_hidden=(8,), input_hidden=(8,))
+        >>> x0 = torch.tensor([[1.0, 0.0, 0.5, 0.0]])  # cos q, sin q, q', u
+        >>> model(x0, [0.0, 0.1, 0.2]).shape
+        torch.Size([3, 1, 4])
+        >>> model.control(x0).shape
+        torch.Size([1, 1])
+    """
+
+    def __init__(
+        self,
+        dof: int = 2,
+        inputs: int | None = None,
+        mass_hidden: Sequence[int] = (400, 400, 400),
+        potential_hidden: Sequence[int] = (300, 300),
+        input_hidden: Sequence[int] = (300, 300),
+        floor: float = 0.1,
+        activation: Callable[[], nn.Module] = nn.Softplus,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.dof = check_count("dof", dof)
+        self.inputs = dof if inputs is None else check_count("inputs", inputs)
+        if not floor > 0.0:
+            raise ValueError(f"floor: expected a positive number, found {floor}")
+        outputs = {
+            "mass_hidden": (mass_hidden, dof * (dof + 1) // 2),
+            "potential_hidden": (potential_hidden, 1),
+            "input_hidden": (input_hidden, dof * self.inputs),
+        }
+        networks = [
+            mlp((2 * dof, *check_hidden(name, hidden), size), activation) for name, (hidden, size) in outputs.items()
+        ]
+        self.field = SymplecticField(*networks, dof=dof, inputs=self.inputs, floor=floor)
+
+    @property
+    def inverse_mass(self) -> nn.Module:
+        return self.field.inverse_mass
+
+    @property
+    def potential(self) -> nn.Module:
+        return self.field.potential
+
+    @property
+    def input_matrix(self) -> nn.Module:
+        return self.field.input_matrix
+
+    def forward(self, x0: Tensor, ts: Tensor | Sequence[float]) -> Tensor:
+        check_channels("x0", x0, (3 * self.dof + self.inputs,), "states (cos q, sin q, q', u)")
+        return self.solve(self.field, x0, ts).ys
+
+    def energy(self, x: Tensor) -> Tensor:
+        """The learned H = ½ q′ᵀM q′ + V of observations (cos q, sin q, q′), with or without u; shape x.shape[:-1]."""
+        self._check_observations(x)
+        return self.field.energy(x)
+
+    def control(self, x: Tensor, potential_gain: float = 2.0, damping: float = 1.0) -> Tensor:
+        """Torques that turn the potential upside down and brake: u = gᵀ(g gᵀ)⁻¹(κ ∂V/∂q − d q′).
+
+        With κ = 2 the closed loop moves in the potential −V, whose minima are where V is largest; the damping d takes
+        it to rest there. From observations (cos q, sin q, q′), with or without u; shape (…, inputs).
+        """
+        self._check_observations(x)
+        if self.inputs < self.dof:
+            raise ValueError(f"control: expected as many inputs as angles, found {self.inputs} for {self.dof} angles")
+        n = self.dof
+        wanted = potential_gain * self.field.force(x) - damping * x[..., 2 * n : 3 * n]
+        g = self.field.actuation(x[..., : 2 * n])
+        return (g.mT @ solve_symmetric(g @ g.mT, wanted.unsqueeze(-1))).squeeze(-1)
+
+    def _check_observations(self, x: Any) -> None:
+        channels = (3 * self.dof, 3 * self.dof + self.inputs)
+        check_channels("x", x, channels, "observations (cos q, sin q, q'), with or without u,")
+
+    def extra_repr(self) -> str:
+        own = f"dof={self.dof}, inputs={self.inputs}, floor={self.field.floor}"
+        return ", ".join(filter(None, (own, super().extra_repr())))
