@@ -9,6 +9,7 @@ exact divergence. Then noise is moved the other way. It takes about a minute and
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import sys
 import time
@@ -145,8 +146,7 @@ def draw(unrolled: Unrolled, path: Path) -> None:
         draw_paths(beside, unrolled.lines, hues)
         beside.set_title("from noise to the shape")
         frame(beside)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=125)
+        save(figure, path)
         plt.close(figure)
 
 
@@ -179,6 +179,17 @@ def draw_paths(axes: Any, lines: Tensor, hues: Tensor) -> None:
 def frame(axes: Any) -> None:
     axes.set(xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), aspect="equal", xticks=[], yticks=[], facecolor=NIGHT)
     axes.spines[:].set_visible(False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As a PNG with a palette: a third of the size, and dithered, so that the eye sees no difference."""
+    from PIL import Image  # comes with matplotlib
+
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png", dpi=125)
+    image = Image.open(pixels).convert("RGB")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.quantize(palette=image.quantize(256), dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
 
 
 def main() -> None:
