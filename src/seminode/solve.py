@@ -33,9 +33,13 @@ def _untraced(function: Callable[P, R]) -> Callable[P, R]:
     The loop of a solver is decided by values: traced, it falls into a hundred pieces. This is what
     `torch.compiler.disable` does, which would load the compiler, for seconds, at import.
     """
-    frames = torch._C._dynamo.eval_frame
+    try:
+        from torch._C._dynamo import eval_frame as frames
 
-    @functools.wraps(function)
+        alone = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    except (ImportError, AttributeError):  # another version of torch: traced, it still works
+        return function
+
     def untraced(*args: P.args, **kwargs: P.kwargs) -> R:
         tracer = frames.set_eval_frame(None)
         try:
@@ -43,10 +47,9 @@ def _untraced(function: Callable[P, R]) -> Callable[P, R]:
         finally:
             frames.set_eval_frame(tracer)
 
-    skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
-    frames.set_code_exec_strategy(untraced.__code__, frames._FrameExecStrategy(skip, default))
+    frames.set_code_exec_strategy(untraced.__code__, alone)
     untraced.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="solve() decides by values")
-    return untraced
+    return functools.wraps(function)(untraced)
 
 
 @_untraced

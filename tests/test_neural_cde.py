@@ -1,0 +1,220 @@
+"""Neural CDEs: irregular times, gaps, lengths; the jumps of their control."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import seminode as sn
+from seminode import paths
+from seminode.models import MatrixField, NeuralCDE
+
+PATHS = ("linear", "rectilinear", "natural_cubic", "hermite_cubic")
+every_path = pytest.mark.parametrize("path", PATHS)
+
+
+def series(batch: int = 4, knots: int = 9, channels: int = 2, seed: int = 0) -> Tensor:
+    return 0.5 * torch.randn(batch, knots, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def model(
+    path: str = "linear", channels: int = 2, time: bool = True, intensity: bool = False, **options: Any
+) -> NeuralCDE:
+    """With a field that is smooth in z, so that tight tolerances are cheap."""
+    torch.manual_seed(1)
+    control = time + channels * (1 + intensity)
+    field = nn.Sequential(
+        nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 5 * control), nn.Tanh(), nn.Unflatten(-1, (5, control))
+    )
+    options = {"path": path, "time": time, "intensity": intensity, **options}
+    return NeuralCDE(channels, 5, 3, field=field, **options).double()
+
+
+FIXED = {"solver": "rk4", "controller": sn.FixedStep(0.5)}
+
+
+@every_path
+def test_it_is_the_controlled_equation(path: str) -> None:
+    """Against dz = F(z) dX solved by hand, with the control's derivative written out."""
+    net, x = model(path, rtol=1e-8, atol=1e-9), series()
+    control = net.control(x)
+
+    def field(t: Tensor, z: Tensor) -> Tensor:
+        return torch.einsum("bhc,bc->bh", net.field(z), control.derivative(t))
+
+    z0 = net.initial(control.evaluate(control.times[0]))
+    z = sn.solve(field, z0, control.interval, jumps=control.jumps, rtol=1e-10, atol=1e-11).ys[-1]
+    assert net.readout is not None
+    torch.testing.assert_close(net(x), net.readout(z), rtol=1e-6, atol=1e-7)
+
+
+def test_time_is_the_first_channel_and_intensity_the_last() -> None:
+    x = series(channels=2)
+    x[0, 3:5, 1] = torch.nan
+    control = model(intensity=True).control(x)
+    assert control.channels == 5
+    values = control.evaluate(control.times).movedim(0, 1)
+    assert values[2, :, 0].tolist() == list(range(9))
+    torch.testing.assert_close(values[1, :, 1:3], x[1])
+    assert values[0, :, 4].tolist() == [1, 2, 3, 3, 3, 4, 5, 6, 7]
+    assert model(time=False).control(x).channels == 2
+
+
+@every_path
+@pytest.mark.parametrize("gaps", [False, True])
+def test_each_series_of_a_mixed_batch_is_as_if_alone(path: str, gaps: bool) -> None:
+    x, lengths = series(), torch.tensor([9, 4, 7, 2])
+    if gaps:
+        x[0, 2:4, 0] = x[2, 5, 1] = torch.nan
+    for i, n in enumerate(lengths.tolist()):
+        x[i, n:] = torch.nan if i % 2 else 1e9  # whatever is there
+    fixed = model(path, **FIXED)
+    together = fixed(x, lengths=lengths)
+    rtol = 1e-4
+    adaptive = model(path, rtol=rtol, atol=rtol)
+    shared = adaptive(x, lengths=lengths)
+    for i, n in enumerate(lengths.tolist()):
+        alone = x[i : i + 1, :n]
+        torch.testing.assert_close(together[i], fixed(alone)[0], rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(shared[i], adaptive(alone)[0], rtol=0.0, atol=10 * rtol)
+
+
+@every_path
+def test_mixed_lengths_and_times_of_their_own(path: str) -> None:
+    x, lengths = series(), torch.tensor([9, 4, 7, 2])
+    times = torch.rand(4, 9, generator=torch.Generator().manual_seed(3), dtype=torch.float64).add(0.2).cumsum(1)
+    net = model(path, **FIXED)
+    together = net(x, times, lengths)
+    loose = model(path, rtol=1e-4, atol=1e-4)
+    shared = loose(x, times, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        alone, own = x[i : i + 1, :n], times[i : i + 1, :n]
+        torch.testing.assert_close(together[i], net(alone, own)[0], rtol=0.0, atol=1e-12)
+        # On its own clock, as a single series with times that it shares with no one.
+        exact = model(path, rtol=1e-9, atol=1e-10)(alone, own[0])[0]
+        torch.testing.assert_close(shared[i], exact, rtol=0.0, atol=1e-3)
+
+
+def test_padding_gets_no_gradient() -> None:
+    x = series().requires_grad_()
+    net = model(**FIXED)
+    net(x, lengths=torch.tensor([9, 4, 7, 2])).square().sum().backward()
+    assert x.grad is not None
+    for i, n in enumerate([9, 4, 7, 2]):
+        assert bool((x.grad[i, n:] == 0).all())
+        assert bool((x.grad[i, :n] != 0).all())
+
+
+@pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Backsolve(), sn.Quadrature()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("path", ["linear", "hermite_cubic"])
+def test_gradients_of_data_and_parameters(path: str, adjoint: Any) -> None:
+    grads = []
+    for each in (sn.Direct(), adjoint):
+        net, x = model(path, rtol=1e-8, atol=1e-9, adjoint=each), series(batch=2, knots=5).requires_grad_()
+        net(x).square().sum().backward()
+        grads.append([x.grad, *(p.grad for p in net.parameters())])
+    for exact, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_at_chosen_times() -> None:
+    net, x = model(rtol=1e-7, atol=1e-8), series()
+    ys = net(x, ts="knots")
+    assert ys.shape == (9, 4, 3)
+    torch.testing.assert_close(ys[-1], net(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(net(x, ts=[0.0, 4.0])[1], ys[4], rtol=1e-5, atol=1e-6)
+    frozen = net(x, lengths=torch.tensor([9, 4, 7, 2]), ts="knots")
+    for later in frozen[4:, 1]:
+        assert torch.equal(later, frozen[3, 1]) or torch.allclose(later, frozen[3, 1], atol=1e-9)
+
+
+def test_causality_of_rectilinear_paths() -> None:
+    """The output at an observation does not change with what is observed later; with splines it does."""
+    x, changed = series(), series()
+    changed[:, 5:] += 1.0
+    for path, same in (("rectilinear", True), ("natural_cubic", False)):
+        net = model(path, **FIXED)
+        at = 2 * 4 if path == "rectilinear" else 4
+        close = torch.allclose(net(x, ts="knots")[at], net(changed, ts="knots")[at], atol=1e-10)
+        assert close is same, path
+
+
+@pytest.mark.filterwarnings("ignore::seminode.DriftWarning")  # noise cannot be run backwards, but counted it can
+@pytest.mark.parametrize("published", [False, True])
+def test_jumps_of_a_piecewise_linear_path(published: bool) -> None:
+    """161 knots, 159 of them inside. The published backward solve runs past its end, and so across the first one too.
+
+    A forward solve never runs past its end: there is nothing behind the last knot.
+    """
+    x = series(batch=2, knots=161, channels=2)
+    net = model(rtol=1e-3, atol=1e-3, adjoint=sn.Backsolve(restart="fresh" if published else "carry"))
+    if published:
+        net.options["jumps"] = torch.arange(161)
+    net(x).sum().backward()
+    (stats,) = net.stats
+    assert stats.backward is not None
+    assert (stats.jumps, stats.backward.jumps) == (159, 160 if published else 159)
+
+
+def test_smooth_paths_have_no_jumps() -> None:
+    net = model("hermite_cubic", rtol=1e-3, atol=1e-3)
+    net(series())
+    assert net.stats[0].jumps == 0
+
+
+def test_a_path_may_be_made_before() -> None:
+    net, x = model(**FIXED), series()
+    assert torch.equal(net(net.control(x)), net(x))
+    with pytest.raises(ValueError, match="times, lengths: a path has its own"):
+        net(net.control(x), lengths=torch.tensor([9, 4, 7, 2]))
+
+
+def test_log_ode_windows() -> None:
+    """A path of log-signatures: fewer, larger steps."""
+    x = paths.append_time(series(knots=33))
+    control = paths.logsignature_windows(x, depth=2, window_length=8.0)
+    if isinstance(control, Tensor):
+        control = paths.linear(control)
+    net = model(time=False, channels=control.channels, **FIXED)
+    assert net(control).shape == (4, 3)
+
+
+LENGTHS = torch.tensor([9, 4, 7, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: model()(series(channels=3)), r"x: expected .* 2 channels, found \(4, 9, 3\)"),
+        (lambda: model()(series()[0]), r"x: expected shape \(batch, times, channels\)"),
+        (lambda: model()(series(), torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])), "times: expected"),
+        (lambda: model()(series().fill_(torch.nan)), r"x\[0, :, 1\]: expected at least one observation"),
+        (lambda: model()(series(), lengths=torch.tensor([9, 4, 7, 10])), "lengths"),
+        (lambda: model()(series(), series()[:, :, 0].abs().cumsum(1), ts=[0.0, 1.0]), "ts: expected None or 'knots'"),
+        (lambda: model()(paths.linear(series())), "x: expected a path with 3 channels, found 2"),
+        (lambda: model("spline"), "path: expected one of linear, rectilinear"),
+        (lambda: model("rectilinear", time=False), "path: 'rectilinear' moves along the time channel"),
+        (lambda: NeuralCDE(0, 5), "channels: expected a whole number of at least 1, found 0"),
+        (lambda: MatrixField(3, 2, layers=0), "layers: expected a whole number of at least 1, found 0"),
+    ],
+)
+def test_bad_input(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_matrix_field_is_row_major() -> None:
+    """The hidden index comes first."""
+    net = MatrixField(4, 3, width=6, layers=2).double()
+    z = torch.randn(5, 4, dtype=torch.float64)
+    *inner, last, _, _ = net
+    h = z
+    for layer in inner:
+        h = layer(h)
+    flat = last(h).tanh()
+    for i, j in itertools.product(range(4), range(3)):
+        assert torch.equal(net(z)[:, i, j], flat[:, 3 * i + j])
