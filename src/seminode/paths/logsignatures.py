@@ -89,8 +89,9 @@ def logsignature_windows(
 def _points(path: Path, window_length: float) -> Tensor:
     """Where each window bends: its ends, and the knots between, filled up with its end: they add nothing."""
     t0, t1 = path.interval
-    count = max(1, math.ceil((t1 - t0) / window_length * (1.0 - 1e-9)))
     times = path.times
+    rounding = 8.0 * torch.finfo(times.dtype).eps * max(abs(t0), abs(t1))
+    count = max(1, math.ceil((t1 - t0 - rounding) / window_length))  # no window for rounding alone
     begins = times.min() + window_length * torch.arange(count, dtype=times.dtype, device=times.device)
     edges = torch.cat((begins, times.max().reshape(1)))
     places = times.detach()
