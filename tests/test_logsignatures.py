@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from fractions import Fraction
@@ -210,10 +211,10 @@ def test_log_ode_method() -> None:
     matrices = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
 
     def commutator(word: Word) -> Tensor:
-        return sum(
-            (float(c) * torch.linalg.multi_dot([matrices[i] for i in w]) if len(w) > 1 else float(c) * matrices[w[0]])
-            for w, c in bracket(word).items()
-        )  # type: ignore[return-value]
+        total = torch.zeros(3, 3, dtype=torch.float64)
+        for w, c in bracket(word).items():
+            total += float(c) * functools.reduce(torch.matmul, [matrices[i] for i in w])
+        return total
 
     def error(size: float, depth: int) -> float:
         x = size * walk(6, 2, seed=6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Path:
     Arguments:
         times: the knots, (K,) for all series or (batch..., K). Only where every series has its own may they repeat,
             and only at the end: those repetitions are padding.
-        coefficients: (K − 1, degree + 1, batch..., channels): X(t) = Σₘ coefficients[i, m]·(t − times[i])ᵐ on piece i.
+        powers: coefficients of (t − times[i])ᵐ on piece i, for m = 0, 1, …: each of shape (K − 1, batch..., channels).
         smooth: whether dX/dt is continuous at the inner knots.
         lengths: (batch...), the number of knots of each series, if they differ. Pieces beyond must be constant.
         kind: what to call it.
@@ -38,36 +39,36 @@ class Path:
     def __init__(
         self,
         times: Tensor,
-        coefficients: Tensor,
+        powers: Sequence[Tensor],
         *,
         smooth: bool = False,
         lengths: Tensor | None = None,
         kind: str = "path",
     ):
-        pieces, batch = times.shape[-1] - 1, coefficients.shape[2:-1]
-        if coefficients.ndim < 3 or len(coefficients) != pieces or times.shape[:-1] not in ((), batch):
+        constant = powers[0]
+        pieces, batch = times.shape[-1] - 1, constant.shape[1:-1]
+        if constant.ndim < 2 or len(constant) != pieces or times.shape[:-1] not in ((), batch):
             raise ValueError(
-                f"coefficients: expected shape ({pieces}, degree + 1, batch..., channels) for times of shape "
-                f"{tuple(times.shape)}, found {tuple(coefficients.shape)}"
+                f"powers: expected coefficients of shape ({pieces}, batch..., channels) for times of shape "
+                f"{tuple(times.shape)}, found {tuple(constant.shape)}"
             )
         self.times = times
         self.lengths = lengths
         self.smooth = smooth
         self.kind = kind
-        self.channels = coefficients.shape[-1]
+        self.channels = constant.shape[-1]
         self.batch_shape = batch
         self.shared = times.ndim == 1
-        self._coefficients = coefficients
         ends = torch.stack((times.detach().min(), times.detach().max()))
         self.interval: tuple[float, float] = tuple(ends.tolist())
         if not self.shared:
-            coefficients = _with_constant_ends(times, coefficients)
-        degree = coefficients.shape[1] - 1
-        powers = torch.arange(1, degree + 1, device=times.device, dtype=coefficients.dtype)
-        powers = powers.reshape(-1, *(1 for _ in coefficients.shape[2:]))
+            powers = _with_constant_ends(times, powers)
         # The piece comes first, so that what one evaluation needs lies side by side.
-        self._values = coefficients[:, 0].contiguous()
-        self._slopes = (powers * coefficients[:, 1:]).contiguous() if degree > 1 else coefficients[:, 1:].contiguous()
+        self._values = powers[0].contiguous()
+        if len(powers) == 2:
+            self._slopes = powers[1].unsqueeze(1).contiguous()
+        else:
+            self._slopes = torch.stack([m * c for m, c in enumerate(powers)][1:], 1)
         self._lines = self._slopes[:, 0]
         starts = times[..., :-1] if self.shared else torch.cat((times[..., :1], times), -1)
         self._starts = starts.movedim(-1, 0).contiguous()
@@ -109,9 +110,11 @@ class Path:
         return total
 
     @property
-    def coefficients(self) -> Tensor:
-        """(K − 1, degree + 1, batch..., channels), constant term first, in powers of the time since a piece began."""
-        return self._coefficients
+    def powers(self) -> tuple[Tensor, ...]:
+        """Coefficients of (t − times[i])ᵐ on piece i, for m = 0, 1, …: each of shape (K − 1, batch..., channels)."""
+        pieces = slice(None) if self.shared else slice(1, -1)
+        values, slopes = self._values[pieces], self._slopes[pieces]
+        return values, *(slopes[:, m - 1] / m for m in range(1, slopes.shape[1] + 1))
 
     @property
     def bends(self) -> Tensor:
@@ -143,25 +146,24 @@ class Path:
         widths = self.times.diff()
         count = self.times.shape[-1]
         smooth = self.smooth and _uniform(widths.detach(), self.lengths)
-        widths = widths if self.shared else widths.movedim(-1, 0)
-        widths = widths.to(self._coefficients.dtype).unsqueeze(-1)
         if self.shared:
-            widths = widths.reshape(-1, *(1 for _ in self._coefficients.shape[2:]))
-        scaled = [self._coefficients[:, 0]]
-        for m in range(1, self._coefficients.shape[1]):
-            scaled.append(self._coefficients[:, m] * widths**m)
+            widths = widths.reshape(-1, *(1 for _ in self._values.shape[1:]))
+        else:
+            widths = widths.movedim(-1, 0).unsqueeze(-1)
+        widths = widths.to(self._values.dtype)
+        powers = [c * widths**m if m else c for m, c in enumerate(self.powers)]
         times = torch.arange(count, dtype=self.times.dtype, device=self.times.device)
-        return Path(times, torch.stack(scaled, 1), smooth=smooth, lengths=self.lengths, kind=self.kind)
+        return Path(times, powers, smooth=smooth, lengths=self.lengths, kind=self.kind)
 
     def to(self, *args: Any, **kwargs: Any) -> Path:
         """As `Tensor.to`. A dtype is for the values; times keep theirs where the device has it."""
-        coefficients = self._coefficients.to(*args, **kwargs)
-        if not coefficients.is_floating_point():
-            raise TypeError(f"dtype: expected a floating-point dtype, found {coefficients.dtype}")
-        device = coefficients.device
+        powers = [c.to(*args, **kwargs) for c in self.powers]
+        if not powers[0].is_floating_point():
+            raise TypeError(f"dtype: expected a floating-point dtype, found {powers[0].dtype}")
+        device = powers[0].device
         times = self.times.to(device, torch.float32 if device.type == "mps" else self.times.dtype)
         lengths = None if self.lengths is None else self.lengths.to(device)
-        return Path(times, coefficients, smooth=self.smooth, lengths=lengths, kind=self.kind)
+        return Path(times, powers, smooth=self.smooth, lengths=lengths, kind=self.kind)
 
     def __repr__(self) -> str:
         t0, t1 = self.interval
@@ -246,16 +248,15 @@ def _breaks(times: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((first, times[..., 1:]), -1)
 
 
-def _with_constant_ends(times: Tensor, coefficients: Tensor) -> Tensor:
+def _with_constant_ends(times: Tensor, powers: Sequence[Tensor]) -> list[Tensor]:
     """One more piece before the first knot, one after the last."""
-    width = (times[..., -1] - times[..., -2]).to(coefficients.dtype).unsqueeze(-1)
-    last = torch.zeros_like(coefficients[-1, 0])
-    for c in reversed(coefficients[-1].unbind(0)):
-        last = c + width * last
-    still = torch.zeros_like(coefficients[0, 1:])
-    before = torch.cat((coefficients[0, :1], still))
-    after = torch.cat((last.unsqueeze(0), still))
-    return torch.cat((before.unsqueeze(0), coefficients, after.unsqueeze(0)))
+    width = (times[..., -1] - times[..., -2]).to(powers[0].dtype).unsqueeze(-1)
+    last = torch.zeros_like(powers[0][-1])
+    for c in reversed(powers):
+        last = c[-1] + width * last
+    still = torch.zeros_like(powers[0][:1])
+    constant = torch.cat((powers[0][:1], powers[0], last.unsqueeze(0)))
+    return [constant, *(torch.cat((still, c, still)) for c in powers[1:])]
 
 
 def _uniform(widths: Tensor, lengths: Tensor | None) -> bool:

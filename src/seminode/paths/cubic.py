@@ -35,13 +35,13 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
     """
     knots = check_knots(x, times, lengths)
     check_observed(knots)
+    if knots.complete:
+        return _through(knots, _natural_derivatives(knots.clock, knots.values), "natural cubic")
     before, after = neighbours(knots.observed)
     inside = knots.inside()
     last = after == len(after)
     anchored = knots.observed | (before < 0) | (last if inside is None else last & inside)
     held = Knots(knots.times, filled_forward(knots), knots.lengths)
-    if bool(anchored.all()):
-        return _through(held, _natural_derivatives(held.clock, held.values), "natural cubic")
     values, derivatives = _natural_through(held, anchored)
     return _through(Knots(knots.times, values, knots.lengths), derivatives, "natural cubic")
 
@@ -74,12 +74,11 @@ def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
 def _through(knots: Knots, derivatives: Tensor, kind: str) -> Path:
     """The spline with these values and derivatives at its knots; constant beyond the end of a series."""
     c, d = _curvature(knots.values[:-1], knots.values[1:], derivatives[:-1], derivatives[1:], knots.widths)
-    coefficients = torch.stack((knots.values[:-1], derivatives[:-1], c, d), 1)
+    slopes = derivatives[:-1], c, d
     inside = knots.inside(offset=1)
     if inside is not None:
-        constant = torch.arange(4, device=c.device).reshape(-1, *(1 for _ in c.shape[1:])) == 0
-        coefficients = torch.where(inside.unsqueeze(1) | constant, coefficients, 0.0)
-    return Path(knots.times, coefficients, smooth=True, lengths=knots.lengths, kind=kind)
+        slopes = [torch.where(inside, coefficient, 0.0) for coefficient in slopes]
+    return Path(knots.times, (knots.values[:-1], *slopes), smooth=True, lengths=knots.lengths, kind=kind)
 
 
 def _curvature(x0: Tensor, x1: Tensor, k0: Tensor, k1: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,9 +41,14 @@ class Knots:
         widths = self.clock.diff(dim=0).to(self.values.dtype)
         return widths if self.lengths is None else torch.where(widths > 0, widths, 1.0)
 
-    @property
+    @cached_property
     def observed(self) -> Tensor:
         return ~self.values.isnan()
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether nothing is missing, and no series is shorter than others."""
+        return bool(self.observed.all())
 
     def inside(self, offset: int = 0) -> Tensor | None:
         """(K − offset, batch..., 1): whether the series has a knot i + offset; `None` if all have all."""

@@ -98,5 +98,5 @@ def _halved(times: Tensor, doubled: bool) -> Tensor:
 def _through(knots: Knots, kind: str) -> Path:
     """Straight lines through values that are all there. Beyond the end of a series they are equal, so slopes are 0."""
     values = knots.values
-    coefficients = torch.stack((values[:-1], values.diff(dim=0) / knots.widths), 1)
-    return Path(knots.times, coefficients, lengths=knots.lengths, kind=kind)
+    powers = values[:-1], values.diff(dim=0) / knots.widths
+    return Path(knots.times, powers, lengths=knots.lengths, kind=kind)

@@ -10,6 +10,8 @@ from .knots import Knots
 
 def check_observed(knots: Knots) -> None:
     """Every channel of every series must have been observed at least once."""
+    if knots.complete:
+        return
     never = ~knots.observed.any(0)
     if bool(never.any()):
         *series, channel = never.nonzero()[0].tolist()
@@ -38,7 +40,7 @@ def neighbours(observed: Tensor) -> tuple[Tensor, Tensor]:
 def filled_linearly(knots: Knots) -> Tensor:
     """On straight lines between observed values; the first and the last of them are held."""
     values, observed = knots.values, knots.observed
-    if bool(observed.all()):
+    if knots.complete:
         return values
     before, after = neighbours(observed)
     known = torch.where(observed, values, 0.0)  # no NaN may take part, not even times zero: its gradient would
@@ -55,7 +57,7 @@ def filled_linearly(knots: Knots) -> Tensor:
 def filled_forward(knots: Knots) -> Tensor:
     """With the latest observed value, or before there is any with the first."""
     values, observed = knots.values, knots.observed
-    if bool(observed.all()):
+    if knots.complete:
         return values
     before, after = neighbours(observed)
     return torch.where(observed, values, 0.0).gather(0, torch.where(before < 0, after, before))
