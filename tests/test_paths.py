@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -437,6 +438,17 @@ def test_elsewhere() -> None:
         path.to(torch.int64)
 
 
+def test_copies_and_transforms() -> None:
+    x, t = series(3, 6, 2), torch.tensor(2.3, dtype=torch.float64)
+    path = paths.hermite_cubic(x, irregular(6))
+    assert torch.equal(pickle.loads(pickle.dumps(path)).evaluate(t), path.evaluate(t))
+    speed = torch.func.jvp(path.evaluate, (t,), (torch.ones_like(t),))[1]
+    torch.testing.assert_close(speed, path.derivative(t))
+    jacobian = torch.func.jacrev(lambda x: paths.linear(x).evaluate(t))(x)
+    weights = jacobian[0, 0, 0, :, 0]
+    torch.testing.assert_close(weights, torch.tensor([0.0, 0.0, 0.7, 0.3, 0.0, 0.0], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     x = series(3, 161, 2, gaps=0.2).to(dtype)
@@ -485,6 +497,8 @@ X = series(4, 5, 3)
         ((X, [0.0, 1.0, 1.0, 2.0, 4.0]), ValueError, r"strictly increasing times, found times\[2\] = 1.0 after 1.0"),
         ((X, [0.0, 1.0, math.nan, 2.0, 4.0]), ValueError, r"times\[2\]: expected a finite time, found nan"),
         ((X, [0.0, 1.0, 2.0, 3.0, math.inf]), ValueError, r"times\[4\]: expected a finite time, found inf"),
+        ((X, "abc"), TypeError, "times: expected a tensor or a sequence of numbers, found str"),
+        ((X, [[0.0, 1.0], [2.0]]), TypeError, "times: expected a tensor or a sequence of numbers, found list"),
         ((X, torch.arange(4.0)), ValueError, r"times: expected shape \(5,\) or \(4, 5\) for x of shape"),
         ((X, torch.arange(20.0).reshape(5, 4)), ValueError, r"times: expected shape \(5,\) or \(4, 5\)"),
         ((X, torch.ones(5, dtype=torch.bool)), TypeError, "times: expected real numbers, found torch.bool"),
@@ -508,6 +522,7 @@ def test_mistakes(scheme: Callable[..., paths.Path], arguments: Any, error: type
     ("lengths", "error", "message"),
     [
         ([1.0, 2.0, 3.0, 4.0], TypeError, "lengths: expected whole numbers, found torch.float"),
+        ("abcd", TypeError, "lengths: expected a tensor or a sequence of numbers, found str"),
         ([5, 5], ValueError, r"lengths: expected shape \(4,\), one for each series, found \(2,\)"),
         ([5, 6, 1, 1], ValueError, "lengths: expected numbers from 1 to 5, the knots of x, found 6"),
         ([5, 0, 1, 1], ValueError, "lengths: expected numbers from 1 to 5, the knots of x, found 0"),

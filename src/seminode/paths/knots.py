@@ -88,7 +88,7 @@ def check_knots(x: Any, times: Any, lengths: Any) -> Knots:
 
 
 def check_lengths(lengths: Any, batch: torch.Size, count: int, device: torch.device) -> Tensor:
-    lengths = torch.as_tensor(lengths, device=device)
+    lengths = _tensor("lengths", lengths).to(device)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise TypeError(f"lengths: expected whole numbers, found {lengths.dtype}")
     if lengths.shape != batch:
@@ -106,8 +106,7 @@ def check_times(times: Any, x: Tensor, lengths: Tensor | None) -> Tensor:
     solving = torch.float64 if x.dtype == torch.float64 else torch.float32  # the dtype in which a solve sees time
     if times is None:
         return torch.arange(count, dtype=solving, device=x.device)
-    if not isinstance(times, Tensor):
-        times = torch.tensor(times, dtype=wide)
+    times = _tensor("times", times, wide)
     if times.is_complex() or times.dtype == torch.bool:
         raise TypeError(f"times: expected real numbers, found {times.dtype}")
     if times.dtype not in (torch.float32, torch.float64):
@@ -141,6 +140,16 @@ def _check_increasing(times: Tensor, solving: torch.dtype, lengths: Tensor | Non
                     "subtract the first time, or use float64"
                 )
             raise ValueError(f"times: expected strictly increasing times, found times[{where}] = {b} after {a}")
+
+
+def _tensor(name: str, numbers: Any, dtype: torch.dtype | None = None) -> Tensor:
+    if isinstance(numbers, Tensor):
+        return numbers
+    try:
+        return torch.as_tensor(numbers, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(numbers).__name__
+        raise TypeError(f"{name}: expected a tensor or a sequence of numbers, found {kind}: {error}") from None
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:
