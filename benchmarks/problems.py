@@ -63,6 +63,7 @@ def mlp(widths: Sequence[int], activation: type[nn.Module], generator: torch.Gen
 
 # The fully actuated double pendulum and the Symplectic ODE-Net that learns it (the paper, third experiment).
 
+
 class SymplecticField(LibraryField):
     """The field of a Symplectic ODE-Net for two angles and two torques, with networks from a generator of their own."""
 

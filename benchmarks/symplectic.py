@@ -59,7 +59,9 @@ class Textbook(nn.Module):
             for i in range(n):
                 row = []
                 for j in range(n):
-                    (entry,) = torch.autograd.grad(inverse[..., i, j].sum(), angles, create_graph=again, retain_graph=True)
+                    (entry,) = torch.autograd.grad(
+                        inverse[..., i, j].sum(), angles, create_graph=again, retain_graph=True
+                    )
                     row.append((entry * dangles).sum(-1))
                 rows.append(torch.stack(row, -1))
             dinverse = torch.stack(rows, -2)
@@ -159,7 +161,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=256)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    print(f"Symplectic ODE-Net, 509,108 parameters, batch {options.batch}, float32, one thread; torch {torch.__version__}")
+    print(
+        f"Symplectic ODE-Net, 509,108 parameters, batch {options.batch}, float32, one thread; torch {torch.__version__}"
+    )
     print(report(measure(options.repeats, options.batch)))
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import seminode as sn
 from benchmarks.problems import (
-    TORQUES,
     Contracting,
     ControlledField,
     DrivenLinear,
@@ -26,14 +24,10 @@ from benchmarks.problems import (
     fitted_pendulum,
     flow_problem,
     linear_problem,
-    pendulum_accelerations,
     pendulum_batch,
     pendulum_problem,
-    pendulum_resets,
-    pendulum_states,
-    pendulum_trajectories,
-    pendulum_windows,
 )
+from seminode.models.symplectic import SymplecticODENet
 
 T = torch.tensor(0.3, dtype=torch.float64)
 
@@ -61,108 +55,18 @@ def distance(a: Tensor, b: Tensor) -> float:
 # The double pendulum
 
 
-def test_first_state_and_observation_of_the_pendulum() -> None:
-    start = pendulum_resets().uniform(-3.14, 3.14, size=4)
-    np.testing.assert_allclose(start, [1.20767813, -0.72375722, 2.11593476, 0.21844206], atol=1e-8)
-    trajectories = pendulum_trajectories(trials=2, steps=9)
-    expected = [0.26318896, 0.76338982, 0.9647443, -0.64593807, 1.75493334, 0.63661934, 0.0, 0.0]
-    np.testing.assert_allclose(trajectories[0, 0, 0], expected, atol=1e-8)
-    assert trajectories.shape == (9, 2, 9, 8)
-    assert [tuple(torque) for torque in trajectories[:, 1, 3, 6:].tolist()] == list(TORQUES)
-
-    windows = pendulum_windows(trajectories, dtype=torch.float64)
-    assert windows.shape == (9 * 2 * 2, 8, 8)
-    assert torch.equal(windows[1], trajectories[0, 0, 1:9])
-    assert torch.equal(windows[-1], trajectories[-1, -1, 1:9])
-
-
-def test_the_free_pendulum_keeps_its_energy() -> None:
-    def field(t: Tensor, x: Tensor) -> Tensor:
-        q1, q2, w1, w2 = x
-        return torch.stack((w1, w2, *pendulum_accelerations(q1, q2, w1, w2, 0.0, 0.0, xp=torch)))
-
-    def energy(x: Tensor) -> Tensor:
-        q1, q2, w1, w2 = x.unbind(-1)
-        d1, d2 = 3.5 + q2.cos(), 1.25 + 0.5 * q2.cos()
-        kinetic = 0.5 * (d1 * w1 * w1 + 2 * d2 * w1 * w2 + 1.25 * w2 * w2)
-        return kinetic - 14.7 * q1.cos() - 4.9 * (q1 + q2).cos()
-
-    x0 = torch.tensor([1.2, -0.7, 2.1, 0.2], dtype=torch.float64)
-    energies = energy(sn.solve(field, x0, [0.0, 0.5, 1.0, 1.6], rtol=1e-11, atol=1e-11).ys)
-    assert float((energies - energies[0]).abs().max()) < 1e-8
-
-
-def test_torques_act_through_an_invertible_matrix() -> None:
-    """M(q) q″ + … = B(q) u with B = ((0, −1), (1, −d2/d1))."""
-    q2 = 0.8
-    d1, d2 = 3.5 + math.cos(q2), 1.25 + 0.5 * math.cos(q2)
-    M = np.array([[d1, d2], [d2, 1.25]])
-    free = np.array(pendulum_accelerations(0.4, q2, 1.0, -2.0, 0.0, 0.0))
-    for u in ((1.0, 0.0), (0.0, 1.0)):
-        driven = np.array(pendulum_accelerations(0.4, q2, 1.0, -2.0, *u))
-        B = np.array([[0.0, -1.0], [1.0, -d2 / d1]])
-        np.testing.assert_allclose(M @ (driven - free), B @ np.array(u), atol=1e-12)
-
-
-def small_symplectic() -> SymplecticField:
-    return SymplecticField(widths=(10, 8), seed=3, dtype=torch.float64)
-
-
-def pendulum_points(count: int = 5) -> Tensor:
-    return pendulum_states(count, 1, torch.Generator().manual_seed(4))[0]
-
-
-def test_symplectic_field_has_the_published_size() -> None:
+def test_symplectic_field_is_that_of_the_library() -> None:
+    """In the published size, and from a generator of its own."""
     field = SymplecticField()
     assert [size(net) for net in (field.inverse_mass, field.potential, field.input_matrix)] == [324_003, 92_101, 93_004]
     assert size(field) == 509_108
     names = [name.split(".")[0] for name, _ in field.named_parameters()]
     assert names == ["inverse_mass"] * 8 + ["potential"] * 6 + ["input_matrix"] * 6
-
-
-def test_symplectic_field_is_hamiltonian() -> None:
-    """Against Hamilton's equations in (q, p), differentiated by other means."""
-    field, x = small_symplectic(), pendulum_points()[0]
-    found = field(T, x).detach()
-    q, w, u = torch.atan2(x[2:4], x[:2]), x[4:6], x[6:]
-
-    def inverse_mass(q: Tensor) -> Tensor:
-        m11, m12, m22 = field.inverse_mass_entries(torch.cat((q.cos(), q.sin()))).unbind()
-        return torch.stack((torch.stack((m11, m12)), torch.stack((m12, m22))))
-
-    def hamiltonian(q: Tensor, p: Tensor) -> Tensor:
-        return 0.5 * p @ inverse_mass(q) @ p + field.potential(torch.cat((q.cos(), q.sin()))).squeeze()
-
-    p = torch.linalg.solve(inverse_mass(q), w)
-    dq = torch.func.grad(hamiltonian, 1)(q, p)
-    g = field.input_matrix(torch.cat((q.cos(), q.sin()))).reshape(2, 2)
-    dp = -torch.func.grad(hamiltonian, 0)(q, p) + g @ u
-    dw = torch.func.jvp(lambda q, p: inverse_mass(q) @ p, (q, p), (dq, dp))[1]
-    torch.testing.assert_close(dq, w)
-    torch.testing.assert_close(found, torch.cat((-q.sin() * dq, q.cos() * dq, dw, torch.zeros_like(u))))
-    assert bool((torch.linalg.eigvalsh(inverse_mass(q)) > 0.1 - 1e-12).all())
-
-
-def test_symplectic_field_differentiates_inside_no_grad() -> None:
-    field, x = small_symplectic(), pendulum_points()
-    with torch.no_grad():
-        silent = field(T, x)
-        asked = field(T, x.clone().requires_grad_())
-    assert not silent.requires_grad
-    assert not asked.requires_grad
-    torch.testing.assert_close(silent, field(T, x).detach())
-    torch.testing.assert_close(silent, asked)
-
-
-def test_symplectic_field_can_be_differentiated() -> None:
-    field, x = small_symplectic(), pendulum_points(2).requires_grad_()
-    names = ("inverse_mass.2.weight", "potential.2.weight", "input_matrix.0.bias")
-    weights = [field.get_parameter(name) for name in names]
-
-    def value(x: Tensor, *replaced: Tensor) -> Tensor:
-        return torch.func.functional_call(field, dict(zip(names, replaced, strict=True)), (T, x))
-
-    torch.autograd.gradcheck(value, (x, *weights), fast_mode=True)
+    model = SymplecticODENet(mass_hidden=(10, 10, 10), potential_hidden=(8, 8), input_hidden=(8, 8)).double()
+    small = SymplecticField(widths=(10, 8), seed=3, dtype=torch.float64)
+    model.field.load_state_dict(small.state_dict())
+    x = pendulum_batch(batch=3, trials=1, dtype=torch.float64)[:, 0]
+    assert torch.equal(small(T, x), model.field(T, x))
 
 
 def test_fitting_the_pendulum() -> None:

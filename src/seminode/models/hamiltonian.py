@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arguments import check_count, check_flags
 from .base import SolvingModule
 
 
@@ -18,14 +19,6 @@ def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequen
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), activation()]
     return nn.Sequential(*layers[:-1])
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an integer, found {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, found {value}")
-    return value
 
 
 def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
@@ -43,6 +36,11 @@ def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> 
     if x.ndim == 0 or x.shape[-1] not in channels:
         wanted = " or ".join(f"(..., {count})" for count in channels)
         raise ValueError(f"{name}: expected {meaning} of shape {wanted}, found {tuple(x.shape)}")
+
+
+def vjp(function: Callable[[Tensor], Any], x: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor]]]:
+    """`torch.func.vjp` of one argument, with the type that it has then."""
+    return torch.func.vjp(function, x)  # type: ignore[return-value]
 
 
 class HamiltonianField(nn.Module):
@@ -65,7 +63,7 @@ class HamiltonianField(nn.Module):
         return self.hamiltonian(x).squeeze(-1)
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
-        H, pull = torch.func.vjp(self.energy, x)  # states are independent: one product gives the gradients of all
+        H, pull = vjp(self.energy, x)  # states are independent: one product gives the gradients of all
         dq, dp = pull(torch.ones_like(H))[0].chunk(2, -1)
         return torch.cat((dp, -dq), -1)
 
@@ -111,6 +109,7 @@ class HamiltonianNet(SolvingModule):
     ):
         super().__init__(**options)
         self.dim = check_count("dim", dim)
+        check_flags(separable=separable)
         self.field = HamiltonianField(dim, check_hidden("hidden", hidden), separable, activation)
 
     @property

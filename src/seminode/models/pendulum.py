@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .hamiltonian import check_channels, check_count
+from ..arguments import check_count
+from .hamiltonian import check_channels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,7 +136,9 @@ def windows(trajectories: Tensor, length: int = WINDOW, dtype: torch.dtype = tor
     """All contiguous windows of trajectories (…, steps, channels), as (windows, length, channels)."""
     if trajectories.ndim < 2 or trajectories.shape[-2] < check_count("length", length):
         shape = tuple(trajectories.shape)
-        raise ValueError(f"trajectories: expected shape (..., steps, channels) of at least {length} steps, found {shape}")
+        raise ValueError(
+            f"trajectories: expected shape (..., steps, channels) of at least {length} steps, found {shape}"
+        )
     pieces = trajectories.unfold(-2, length, 1).transpose(-1, -2)
     return pieces.reshape(-1, length, trajectories.shape[-1]).to(dtype)
 
@@ -237,8 +240,8 @@ def fit_accelerations(
 ) -> list[float]:
     """Fit a field(t, observation) to the true accelerations of the pendulum; the losses of all iterations.
 
-    That is plain regression, without solves: minutes where training through solves takes hours. It needs what a real
-    experiment would not give, accelerations, so it is for benchmarks and as a start. Works in the field's own dtype.
+    That is plain regression, without solves: seconds where training through solves takes hours. It needs what an
+    experiment would not tell, accelerations, so it is for benchmarks and demonstrations. In the field's own dtype.
     """
     generator = torch.Generator().manual_seed(seed)
     like = next(field.parameters())

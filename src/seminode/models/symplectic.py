@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
 
+from ..arguments import check_count
 from .base import SolvingModule
-from .hamiltonian import check_channels, check_count, check_hidden, mlp
+from .hamiltonian import check_channels, check_hidden, mlp, vjp
 
 
 def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
@@ -125,10 +125,11 @@ class SymplecticODENet(SolvingModule):
         M⁻¹ = LLᵀ + ε I,   H(q, p) = ½ pᵀM⁻¹(q) p + V(q)
         q′  = ∂H/∂p,       p′ = −∂H/∂q + g(q) u,      u′ = 0
 
-    L, V and g are networks of (cos q, sin q), so that nothing breaks where an angle passes π. The equations are written in
-    what is observed, (cos q, sin q, q′, u), with p = M q′. Without torques H is conserved. Zhong, Dey and Chakraborty,
-    *Symplectic ODE-Net: Learning Hamiltonian Dynamics with Control* (ICLR 2020, arXiv:1909.12077). Sizes and activation
-    are those of the double pendulum in Kidger, Chen and Lyons (ICML 2021), who solve with rtol = atol = 1e-4.
+    L, V and g are networks of (cos q, sin q), so that nothing breaks where an angle passes π. The equations are written
+    in what is observed, (cos q, sin q, q′, u), with p = M q′. Without torques H is conserved. Zhong, Dey and
+    Chakraborty, *Symplectic ODE-Net: Learning Hamiltonian Dynamics with Control* (ICLR 2020, arXiv:1909.12077). Sizes
+    and activation are those of the double pendulum in Kidger, Chen and Lyons (ICML 2021), who solve with
+    rtol = atol = 1e-4.
 
     Arguments:
         dof: n, the number of angles.
