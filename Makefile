@@ -20,7 +20,7 @@ help: ## list the targets
 
 demo: $(STAMP)-lab ## run the example and leave its figures in out/demo
 	mkdir -p out/demo
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/spiral.py
 
 test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
 	$(BIN)/python -m pytest

@@ -76,6 +76,16 @@ def buffers(modules: Sequence[nn.Module]) -> list[Buffer]:
     return list(found.values())
 
 
+Slot = tuple[dict[str, Any], str, Tensor]
+
+
+def slots(modules: Sequence[nn.Module]) -> list[Slot]:
+    """Where the parameters and buffers of the modules are, and which tensors are there now."""
+    parts = {id(part): part for root in modules for part in root.modules()}
+    held = (slot for part in parts.values() for slot in (part._parameters, part._buffers))
+    return [(slot, key, value) for slot in held for key, value in slot.items() if value is not None]
+
+
 class Purity:
     """The circumstances of a solve's evaluations, kept the same for all of them."""
 
@@ -84,6 +94,7 @@ class Purity:
         self._start: list[Tensor] = []
         self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
         self._buffers = buffers(modules)
+        self._slots = slots(modules)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
         self._constants: list[tuple[Tensor, int]] = []
@@ -150,11 +161,25 @@ class Purity:
         random = [partial(g.set_state, g.get_state()) for g in self._generators] if self._random else []
         present = [buffer.snapshot() for buffer in self._changed]
         try:
-            with self.solving():
+            with self.solving(), self._as_it_was():
                 yield
         finally:
             for restore in (*present, *random):
                 restore()
+
+    @contextlib.contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """With the modules' tensors of the solve: `torch.func.functional_call` lends them others, and only forward."""
+        changed = {id(buffer.value) for buffer in self._changed}
+        moved = [(slot, key, now, then) for slot, key, then in self._slots if (now := slot.get(key)) is not then]
+        moved = [each for each in moved if id(each[3]) not in changed]
+        for slot, key, _, then in moved:
+            slot[key] = then
+        try:
+            yield
+        finally:
+            for slot, key, now, _ in moved:
+                slot[key] = now
 
     def _check_unchanged(self) -> None:
         """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""

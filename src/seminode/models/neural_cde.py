@@ -198,7 +198,7 @@ class NeuralCDE(SolvingModule):
             return {"jumps": jumps}
         return {
             "jumps": jumps,
-            "controller": replace(controller, step_to=[*controller.step_to, *control.times[1:-1].tolist()]),
+            "controller": replace(controller, step_to=[*controller.step_to, *control.bends.tolist()]),
         }
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:

@@ -3,7 +3,7 @@
 The data are one trajectory of a damped oscillator with a stiffening spring. A small network learns its vector
 field from pieces of that trajectory, which get longer as the fit gets better. It takes less than a minute on one core.
 
-    python examples/demo.py [--image out/demo/spiral.png]
+    python examples/spiral.py [--image out/demo/spiral.png]
 """
 
 from __future__ import annotations
