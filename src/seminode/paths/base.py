@@ -85,11 +85,11 @@ class Path:
         index = self._piece(t, "left")
         value, derivative = self._take(self._values, index), self._take(self._slopes, index)
         u = self._since(t, index)
-        # ∫ Σₘ m·cₘ·uᵐ⁻¹, by Horner's rule.
-        total = torch.zeros_like(value)
-        for m in range(derivative.shape[index.ndim], 0, -1):
-            total = u * (derivative.select(index.ndim, m - 1) / m + total)
-        return value + total
+        # X = c₀ + u·(c₁ + u·(2c₂/2 + u·(3c₃/3 + …)))
+        *lower, total = (c / m for m, c in enumerate(derivative.unbind(index.ndim), 1))
+        for c in reversed(lower):
+            total = torch.addcmul(c, u, total)
+        return torch.addcmul(value, u, total)
 
     def derivative(self, t: float | Tensor, side: str = "left") -> Tensor:
         """dX/dt(t), shaped as in `evaluate`.
@@ -99,14 +99,12 @@ class Path:
         """
         t = self._time(t)
         index = self._piece(t, side)
-        degree = self._slopes.shape[1]
-        if degree == 1:
+        if self._slopes.shape[1] == 1:
             return self._take(self._lines, index)
-        derivative = self._take(self._slopes, index)
+        *lower, total = self._take(self._slopes, index).unbind(index.ndim)
         u = self._since(t, index)
-        total = derivative.select(index.ndim, degree - 1)
-        for m in range(degree - 2, -1, -1):
-            total = derivative.select(index.ndim, m) + u * total
+        for c in reversed(lower):
+            total = torch.addcmul(c, u, total)
         return total
 
     @property
