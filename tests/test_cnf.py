@@ -15,7 +15,15 @@ from torch.nn import functional
 
 import seminode as sn
 from examples.flow import SHAPES, draw, make_flow, moons, train, unroll
-from seminode.models.cnf import CNF, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, standard_normal_log_prob
+from seminode.models.cnf import (
+    CNF,
+    ConcatConv2d,
+    ConcatLinear,
+    ConcatMLP,
+    ConvField,
+    HollowMLP,
+    standard_normal_log_prob,
+)
 from seminode.models.running import Evaluation, Regulariser, along, penalty, per_sample_mean, start
 from seminode.models.traces import ExactTrace, Hutchinson
 
@@ -64,7 +72,7 @@ class Linear(nn.Module):
 
 
 def test_log_probability_is_that_of_the_exact_change_of_variables():
-    flow, x = small_flow(), points()
+    flow, x = small_flow(adjoint=sn.Direct()), points()
     z, delta = flow.transform(x)
     exact = exact_delta(flow, x)
     assert exact.abs().max() > 0.3
@@ -76,7 +84,8 @@ def test_log_probability_is_that_of_the_exact_change_of_variables():
 
 def test_a_flow_on_images_too():
     field = ConvField(2, 4, zero_init=False).double()
-    flow, x = CNF(field, trace="exact", **TIGHT), torch.randn(2, 2, 2, 2, dtype=torch.float64)
+    flow = CNF(field, trace="exact", adjoint=sn.Direct(), **TIGHT)
+    x = torch.randn(2, 2, 2, 2, dtype=torch.float64)
     torch.testing.assert_close(flow.transform(x)[1], exact_delta(flow, x), rtol=0, atol=1e-6)
 
 
@@ -165,6 +174,33 @@ def test_hutchinson_is_unbiased(noise):
     standard_error = deltas.std() / math.sqrt(len(deltas))
     assert standard_error > 0
     assert error.abs() < 3 * standard_error
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_a_hollow_field_does_not_see_its_own_coordinate(dim):
+    field, z, t = HollowMLP(dim, (16, 16)).double(), points(1, dim)[0], torch.tensor(0.4).double()
+    slopes = torch.func.jacrev(lambda z: field.conditioner(t, z[None])[0])(z).abs().sum(1)
+    assert torch.equal(slopes > 0, ~torch.eye(dim).bool())
+
+
+def test_the_hollow_trace_is_exact():
+    field, x = HollowMLP(4, (16, 16)).double(), points(5, 4)
+    found = []
+    for trace in ("exact", "hollow"):
+        flow = CNF(field, trace=trace, **TIGHT)
+        log_prob = flow.log_prob(x)
+        grads = torch.autograd.grad(log_prob.mean(), list(field.parameters()))
+        found.append(torch.cat([log_prob, *(grad.flatten() for grad in grads)]))
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("trace", ["exact", "hutchinson", "hollow"])
+def test_an_evaluation_calls_the_field_once(trace):
+    field, calls = HollowMLP(2, (4,)).double(), []
+    field.hidden.register_forward_hook(lambda *_: calls.append(1))
+    flow = CNF(field, trace=trace)
+    flow.log_prob(points(3, 2).detach()).detach()
+    assert len(calls) == flow.nfe
 
 
 def test_variances_are_those_of_the_docstring():
@@ -393,7 +429,10 @@ def test_repr_says_what_it_is():
 ERRORS: dict[str, tuple[Any, str]] = {
     "t1 = 0": (lambda: small_flow(t1=0.0), r"t1: expected a finite time above 0, found 0.0"),
     "t1 < 0": (lambda: small_flow(t1=-1.0), r"t1: expected a finite time above 0, found -1.0"),
-    "trace": (lambda: small_flow(trace="cheap"), r"trace: expected 'hutchinson', 'exact' or a Trace, found 'cheap'"),
+    "trace": (
+        lambda: small_flow(trace="cheap"),
+        r"trace: expected 'hutchinson', 'exact', 'hollow' or a Trace, found 'cheap'",
+    ),
     "noise": (
         lambda: small_flow(trace="hutchinson", noise="cauchy"),
         r"noise: expected 'gaussian' or 'rademacher', found 'cauchy'",
@@ -433,6 +472,10 @@ def test_types_are_checked():
         CNF("tanh")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="x: expected a tensor, found list"):
         small_flow().log_prob([1.0])  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"x: expected a floating-point dtype, found torch.int64"):
+        small_flow().log_prob(torch.zeros(2, 3).long())
+    with pytest.raises(TypeError, match=r"trace: 'hollow' expects a field with .* such as HollowMLP, found ConcatMLP"):
+        small_flow(trace="hollow")
     with pytest.raises(TypeError, match="CNF: unknown option 'rtoll'"):
         small_flow(rtoll=1.0)
     with pytest.raises(TypeError, match="shape: expected a number of samples"):

@@ -32,7 +32,7 @@ class CNF(SolvingModule):
         field: f(t, z), a module or callable, for z of shape (batch, ...). It must treat samples independently of each
             other: batch normalisation has no place in it.
         trace: `"hutchinson"`, an unbiased estimate from one draw of noise a solve; `"exact"`, at one VJP a dimension;
-            or a [`Trace`][seminode.models.traces.Trace].
+            `"hollow"`, exact at one VJP, for a `HollowMLP`; or a [`Trace`][seminode.models.traces.Trace].
         noise: of the estimate: `"gaussian"` or `"rademacher"`.
         regularisers: running costs to be integrated along, and returned by `log_prob(x, costs=True)`.
         t1: the end T of the time interval, above 0.
@@ -68,6 +68,7 @@ class CNF(SolvingModule):
             raise ValueError(f"t1: expected a finite time above 0, found {t1!r}")
         self.field = field
         self.trace = chosen_trace(trace, noise)
+        self.trace.check(field)
         self.regularisers = check_names(regularisers)
         self.t1 = float(t1)
         self.base = base
@@ -186,6 +187,8 @@ def check_names(regularisers: Sequence[Regulariser]) -> tuple[Regulariser, ...]:
 def check_batch(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point dtype, found {x.dtype}")
     if x.ndim < 2:
         raise ValueError(f"{name}: expected shape (batch, ...), found {tuple(x.shape)}")
 
@@ -201,22 +204,27 @@ class ConcatLinear(nn.Module):
 
     Arguments:
         inputs, outputs: sizes of the last axis, time not counted.
+        mask: zero, of shape (outputs, inputs), where an output is not to see an input; all of them see the time.
 
     >>> ConcatLinear(2, 3)(torch.tensor(0.5), torch.zeros(4, 2)).shape
     torch.Size([4, 3])
     """
 
-    def __init__(self, inputs: int, outputs: int):
+    mask: Tensor | None
+
+    def __init__(self, inputs: int, outputs: int, mask: Tensor | None = None):
         super().__init__()
         self.inputs = inputs
         self.linear = nn.Linear(1 + inputs, outputs)
+        self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
         if z.shape[-1] != self.inputs:
             raise ValueError(f"z: expected shape (batch, {self.inputs}), found {tuple(z.shape)}")
         weight = self.linear.weight
+        seen = weight[:, 1:] if self.mask is None else weight[:, 1:] * self.mask
         # The time is the same for the whole batch, so that its column is a part of the bias.
-        return functional.linear(z, weight[:, 1:], self.linear.bias + t * weight[:, 0])
+        return functional.linear(z, seen, self.linear.bias + t * weight[:, 0])
 
 
 class ConcatConv2d(nn.Module):
@@ -277,6 +285,55 @@ class ConcatMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"
+
+
+class HollowMLP(nn.Module):
+    """A field fᵢ = τ(zᵢ, hᵢ) on (batch, dim) whose hᵢ sees all coordinates but zᵢ, for `trace="hollow"`.
+
+    Two masked networks make h: in one hᵢ sees the coordinates before zᵢ, in the other those after it. Chen and Duvenaud
+    (2019, arXiv:1912.03579); the masks are those of Germain et al. (2015, arXiv:1502.03509).
+
+    Arguments:
+        dim: of z.
+        widths: of the hidden layers of both masked networks; τ has one hidden layer, as wide as the last of these.
+        features: size of hᵢ from either network.
+
+    >>> HollowMLP(3, (16, 16))(torch.tensor(0.5), torch.zeros(4, 3)).shape
+    torch.Size([4, 3])
+    """
+
+    def __init__(self, dim: int, widths: Sequence[int], features: int = 8):
+        super().__init__()
+        self.dim, self.features = check_count("dim", dim), check_count("features", features)
+        # A unit of degree k sees the first k coordinates; the i-th h may see units of degree below i alone.
+        degrees = [torch.arange(dim) + 1, *(torch.arange(n) % max(1, dim - 1) + 1 for n in widths)]
+        last = (torch.arange(dim) + 1).repeat_interleave(features)
+        masks = [(b[:, None] >= a).float() for a, b in pairwise(degrees)]
+        masks.append((last[:, None] > degrees[-1]).float())
+        self.before, self.after = (
+            nn.ModuleList(ConcatLinear(m.shape[1], m.shape[0], m.clone()) for m in masks) for _ in range(2)
+        )
+        width = widths[-1]
+        self.hidden, self.last = ConcatLinear(1 + 2 * features, width), ConcatLinear(width, 1)
+
+    def conditioner(self, t: Tensor, z: Tensor) -> Tensor:
+        """h, shape (batch, dim, 2·features)."""
+        before, after = self._masked(self.before, t, z), self._masked(self.after, t, z.flip(-1)).flip(-2)
+        return torch.cat([before, after], -1)
+
+    def transformer(self, t: Tensor, z: Tensor, h: Tensor) -> Tensor:
+        """τ(zᵢ, hᵢ), shape (batch, dim)."""
+        return self.last(t, torch.tanh(self.hidden(t, torch.cat([z.unsqueeze(-1), h], -1)))).squeeze(-1)
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.transformer(t, z, self.conditioner(t, z))
+
+    def _masked(self, layers: nn.ModuleList, t: Tensor, z: Tensor) -> Tensor:
+        first, *rest = layers
+        h = first(t, z)
+        for layer in rest:
+            h = layer(t, torch.tanh(h))
+        return h.unflatten(-1, (self.dim, self.features))
 
 
 class ConvField(nn.Module):
