@@ -211,8 +211,11 @@ def local_errors(
     if not isinstance(y0, Tensor) or y0.ndim < 2:
         raise ValueError("y0: expected one tensor of shape (batch, ...)")
     times = [float(t) for t in ts]
-    if len(times) < 2 or times[0] == times[-1]:
+    if len(times) < 2:
         raise ValueError(f"ts: expected at least two times, one for each end of a step, found {times}")
+    for a, b in itertools.pairwise(times):
+        if a == b:
+            raise ValueError(f"ts: expected times that differ, found {a:g} twice")
     tight = 1e-10 if y0.dtype == torch.float64 else 1e-6
     rtol, atol = tight if rtol is None else rtol, tight if atol is None else atol
     # Steps that end on the grid: a polynomial between them would add an error of its own to each residual.

@@ -86,11 +86,11 @@ class SpectralTrajectory(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """z(t): the shape of t, then that of y0."""
-        return self.sum(self.basis(t))[0]
+        return self.evaluate(self.basis(t))[0]
 
     def derivative(self, t: Tensor) -> Tensor:
         """z′(t)."""
-        return self.sum(self.basis(t))[1]
+        return self.evaluate(self.basis(t))[1]
 
     def basis(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """Pᵢ(x) − Pᵢ(−1), which is Pᵢ(x) − (−1)ⁱ, and its derivative with respect to t, for i from 1."""
@@ -102,7 +102,7 @@ class SpectralTrajectory(nn.Module):
         dtype = self.coefficients.dtype
         return (values[..., 1:] - signs).to(dtype), (scale * slopes[..., 1:]).to(dtype)
 
-    def sum(self, basis: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def evaluate(self, basis: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """z and z′ where the basis was evaluated."""
         values, slopes = (torch.tensordot(part, self.coefficients, 1) for part in basis)
         return self.y0 + values, slopes
@@ -140,7 +140,7 @@ def residual(field: Callable[..., Any], trajectory: SpectralTrajectory, t: Tenso
 
     `vectorise` evaluates all times at once with `torch.vmap`; a field that it cannot map is called time by time.
     """
-    return _residual(field, t, *trajectory.sum(trajectory.basis(t)), vectorise)
+    return _residual(field, t, *trajectory.evaluate(trajectory.basis(t)), vectorise)
 
 
 def _residual(field: Callable[..., Any], t: Tensor, z: Tensor, slope: Tensor, vectorise: bool) -> Tensor:
@@ -230,7 +230,7 @@ def train_spectral(
                 block.param_groups[0]["lr"] = first * fall
                 tensors = block.param_groups[0]["params"]
                 for _ in range(count):
-                    misfit = _residual(field, times, *trajectory.sum(basis), vectorise).abs().square().mean()
+                    misfit = _residual(field, times, *trajectory.evaluate(basis), vectorise).abs().square().mean()
                     own = loss(trajectory)
                     total = gamma * own + misfit
                     # Only this block's gradients: the other coordinates are held fixed.

@@ -1,0 +1,251 @@
+"""Three techniques around the cost of solves, each beside what it replaces, on small seeded problems.
+
+    python -m benchmarks.techniques
+
+- Spectral training: a field learned from noisy trajectories without a solve, and the same one trained through solves.
+  Both are judged by an accurate solve with the field that they found.
+- Hypersolver: Heun's method with and without a learned correction, on the field that was trained through solves, from
+  initial values that neither of them has seen.
+- OT-Flow: a potential flow trained on four steps of RK4, and the same one trained with dopri5 and the adjoint equation.
+  Both are judged by accurate log-likelihoods of data that neither has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import seminode as sn
+from seminode.models.hypersolver import HyperSolver, fit
+from seminode.models.ot_flow import OTFlow
+from seminode.models.spectral import SpectralTrajectory, train_spectral
+
+TIGHT = {"rtol": 1e-8, "atol": 1e-8}
+
+
+class Field(nn.Module):
+    """An autonomous field on the plane: one hidden layer and tanh."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 2)).double()
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.net(z)
+
+
+def damped_pendulum(t: Tensor, z: Tensor) -> Tensor:
+    return torch.stack([z[..., 1], -2.0 * torch.sin(z[..., 0]) - 0.3 * z[..., 1]], -1)
+
+
+def starts(n: int, seed: int) -> Tensor:
+    """Initial values, uniform on [−1.5, 1.5]²."""
+    return 3.0 * torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) - 1.5
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Noisy observations of a damped pendulum; the initial values are known exactly."""
+
+    y0: Tensor
+    ts: Tensor
+    clean: Tensor
+    data: Tensor
+
+    @classmethod
+    def drawn(cls, n: int, seed: int, end: float = 4.0, times: int = 33, noise: float = 0.05) -> Trajectories:
+        y0, ts = starts(n, seed), torch.linspace(0.0, end, times, dtype=torch.float64)
+        clean = sn.solve(damped_pendulum, y0, ts, **TIGHT).ys
+        data = clean + noise * torch.randn(
+            clean.shape, dtype=clean.dtype, generator=torch.Generator().manual_seed(seed + 1)
+        )
+        data[0] = y0
+        return cls(y0, ts, clean, data)
+
+    @property
+    def floor(self) -> float:
+        """The mean square of the noise: what the true field would reach."""
+        return float((self.data - self.clean).square().mean())
+
+    def loss(self, field: nn.Module) -> float:
+        """Mean square distance of an accurate solution to the data."""
+        with torch.no_grad():
+            return float((sn.solve(field, self.y0, self.ts, **TIGHT).ys - self.data).square().mean())
+
+
+def seconds(run: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = run()
+    return result, time.perf_counter() - start
+
+
+def descend(loss: Callable[[], Tensor], parameters: Any, steps: int, lr: float) -> None:
+    """Adam, with a learning rate that falls to zero along a cosine."""
+    optimiser = torch.optim.Adam(parameters, lr=lr)
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = 0.5 * lr * (1.0 + math.cos(math.pi * step / steps))
+        optimiser.zero_grad()
+        loss().backward()
+        optimiser.step()
+
+
+def solved_field(problem: Trajectories, steps: int, lr: float = 3e-2, seed: int = 0) -> Field:
+    """Trained through solves, with `Replay`."""
+    torch.manual_seed(seed)
+    field = Field()
+
+    def loss() -> Tensor:
+        ys = sn.solve(field, problem.y0, problem.ts, rtol=1e-4, atol=1e-4).ys
+        return (ys - problem.data).square().mean()
+
+    descend(loss, field.parameters(), steps, lr)
+    return field
+
+
+def spectral_field(problem: Trajectories, steps: int, lr: float = 1e-1, degree: int = 14, seed: int = 0) -> Field:
+    """Trained without a solve, from the same initialisation."""
+    torch.manual_seed(seed)
+    field = Field()
+    z = SpectralTrajectory(problem.y0, problem.ts, degree)
+    z.interpolate(problem.ts, problem.data, smoothing=1e-6)
+    train_spectral(
+        field, z, lambda z: (z(problem.ts) - problem.data).square().mean(), steps=steps, lr_field=lr, gamma=1.0
+    )
+    return field
+
+
+@dataclass(frozen=True)
+class HyperResult:
+    """Mean errors at the end, from held-out initial values, at the same number of evaluations of the field."""
+
+    plain: float
+    corrected: float
+    nfe: int
+    nfe_to_match: int
+    seconds_plain: float
+    seconds_corrected: float
+    seconds_to_match: float
+    seconds_to_fit: float
+
+
+def hypersolved(field: nn.Module, eps: float = 0.25, end: float = 4.0, n: int = 128, steps: int = 1000) -> HyperResult:
+    """Heun's method with a correction, and without it at the same and at the smallest sufficient number of steps."""
+    torch.manual_seed(0)
+    hyper = HyperSolver("heun", dim=2).double()
+    grid = torch.arange(0.0, end + 0.5 * eps, eps, dtype=torch.float64)
+    _, fitting = seconds(lambda: fit(hyper, field, starts(n, 20), grid, steps=steps))
+    z0 = starts(256, 30)
+    with torch.no_grad():
+        exact = sn.solve(field, z0, [0.0, end], rtol=1e-10, atol=1e-10).ys[-1]
+
+        def run(solver: Any, dt: float) -> tuple[float, int, float]:
+            def solve() -> sn.Solution:
+                return sn.solve(field, z0, [0.0, end], solver=solver, controller=sn.FixedStep(dt))
+
+            runs = [seconds(solve) for _ in range(5)]
+            sol = runs[0][0]
+            return float((sol.ys[-1] - exact).norm(dim=1).mean()), sol.stats.nfe, min(took for _, took in runs)
+
+        plain, nfe, took_plain = run(sn.Heun(), eps)
+        corrected, same, took = run(hyper, eps)
+        assert same == nfe
+        times, matched = 1, (plain, nfe, took_plain)
+        while matched[0] > corrected and times < 64:
+            times += 1
+            matched = run(sn.Heun(), eps / times)
+    return HyperResult(plain, corrected, nfe, matched[1], took_plain, took, matched[2], fitting)
+
+
+def moons(n: int, seed: int) -> Tensor:
+    """Two interleaved half circles with noise, centred and scaled."""
+    generator = torch.Generator().manual_seed(seed)
+    angle = math.pi * torch.rand(n, generator=generator)
+    upper = torch.rand(n, 1, generator=generator) < 0.5
+    x = torch.stack([torch.cos(angle), torch.sin(angle)], -1)
+    x = torch.where(upper, x, torch.tensor([1.0, 0.5]) - x) + 0.1 * torch.randn(n, 2, generator=generator)
+    return (x - torch.tensor([0.5, 0.25])) / torch.tensor([0.87, 0.5])
+
+
+def gaussian_nll(x: Tensor) -> float:
+    """Of the normal distribution that fits x best: what a linear flow can reach."""
+    return float(0.5 * torch.logdet(2.0 * math.pi * math.e * torch.cov(x.T, correction=0)))
+
+
+def trained_flow(x: Tensor, iterations: int, batch: int = 256, lr: float = 0.1, **options: Any) -> OTFlow:
+    """The same initialisation and the same batches, whatever the options."""
+    torch.manual_seed(2)
+    flow = OTFlow(2, **options)
+    draw = torch.Generator().manual_seed(3)
+
+    def loss() -> Tensor:
+        return flow.loss(x[torch.randint(len(x), (batch,), generator=draw)])
+
+    descend(loss, flow.parameters(), iterations, lr)
+    return flow
+
+
+#: Four steps of RK4, differentiated as they are; and the adjoint equation beside an adaptive method.
+STEPPED: dict[str, Any] = {"steps": 4, "adjoint": sn.Direct()}
+CONTINUOUS: dict[str, Any] = {"solver": "dopri5", "rtol": 1e-4, "atol": 1e-4, "adjoint": sn.Backsolve()}
+
+
+def judged(flow: OTFlow, x: Tensor) -> float:
+    """Mean negative log-likelihood by an accurate solve."""
+    exact = copy.deepcopy(flow)
+    exact.options = {"solver": "dopri5", "rtol": 1e-6, "atol": 1e-6}
+    with torch.no_grad():
+        return float(-exact.log_prob(x).mean())
+
+
+def row(name: str, value: str, reference: str, ratio: str, took: float, reference_took: float) -> str:
+    return f"{name:44} {value:>10} {reference:>10} {ratio:>7} {took:8.1f} {reference_took:8.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies all numbers of training steps")
+    scale = parser.parse_args(argv).scale
+    torch.set_num_threads(1)
+
+    def count(steps: int) -> int:
+        return max(2, round(scale * steps))
+
+    train, test = Trajectories.drawn(64, 0), Trajectories.drawn(64, 10)
+    spectral, took = seconds(lambda: spectral_field(train, count(1000)))
+    solved, solved_took = seconds(lambda: solved_field(train, count(1500)))
+    print(f"{'':44} {'technique':>10} {'reference':>10} {'ratio':>7} {'s':>8} {'s (ref.)':>8}")
+    for name, problem in (("training", train), ("held-out", test)):
+        a, b = problem.loss(spectral), problem.loss(solved)
+        title = f"spectral training, {name} loss (floor {problem.floor:.5f})"
+        print(row(title, f"{a:.5f}", f"{b:.5f}", f"{a / b:.3f}", took, solved_took), flush=True)
+
+    hyper = hypersolved(solved, steps=count(1000))
+    title = f"hypersolved Heun, held-out error, {hyper.nfe} evaluations"
+    errors = f"{hyper.corrected:.2e}", f"{hyper.plain:.2e}", f"{hyper.corrected / hyper.plain:.3f}"
+    print(row(title, *errors, hyper.seconds_to_fit, 0.0), flush=True)
+
+    x, held_out = moons(2048, 0), moons(2048, 1)
+    flow, took = seconds(lambda: trained_flow(x, count(150), **STEPPED))
+    continuous, continuous_took = seconds(lambda: trained_flow(x, count(150), **CONTINUOUS))
+    a, b = judged(flow, held_out), judged(continuous, held_out)
+    title = f"OT-Flow, held-out NLL (a Gaussian: {gaussian_nll(held_out):.3f})"
+    print(row(title, f"{a:.4f}", f"{b:.4f}", f"{a / b:.3f}", took, continuous_took))
+
+    print(
+        f"\nhypersolver: {hyper.plain / hyper.corrected:.1f} times more accurate than Heun at equal evaluations of the "
+        f"field. Heun needs {hyper.nfe_to_match} of them to be as accurate. Milliseconds a solve: Heun "
+        f"{1e3 * hyper.seconds_plain:.1f}, corrected {1e3 * hyper.seconds_corrected:.1f}, Heun as accurate "
+        f"{1e3 * hyper.seconds_to_match:.1f}."
+    )
+
+
+if __name__ == "__main__":
+    main()
