@@ -11,16 +11,18 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format bench docs clean
+.PHONY: help demo examples test test-slow lint format bench docs clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(STAMP)-lab ## run the example and leave its figures in out/demo
-	mkdir -p out/demo
+demo: $(STAMP)-lab ## run the first example and leave its picture in out/demo
 	$(BIN)/python examples/spiral.py
+
+examples: $(STAMP)-lab ## run all examples, some minutes, and leave their pictures in out/demo
+	for name in spiral vowels flow pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
 
 test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
 	$(BIN)/python -m pytest
