@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from benchmarks import regularisation
+from seminode.adjoints import Adjoint
 from seminode.models.derivatives import total_derivatives
 from seminode.models.neural_ode import NeuralODE
 from seminode.models.regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
@@ -239,9 +240,6 @@ def test_gradients_of_a_regularised_loss(name: str) -> None:
     replay = flat_gradient(regularised_loss(field, z0, regularisers, adjoint=sn.Replay(), **fixed), field, z0)
     torch.testing.assert_close(replay, direct, rtol=1e-11, atol=1e-13)
 
-    loss = regularised_loss(field, z0, regularisers, adjoint=sn.Backsolve(), rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(flat_gradient(loss, field, z0), direct, rtol=1e-4, atol=1e-5)
-
     tensors, h = [*field.parameters(), z0], 1e-5
     direction = [double(*x.shape, seed=i) for i, x in enumerate(tensors)]
     values = []
@@ -252,6 +250,19 @@ def test_gradients_of_a_regularised_loss(name: str) -> None:
             values.append(float(regularised_loss(field, z0, regularisers, **fixed)))
     slope = float(direct @ torch.cat([d.flatten() for d in direction]))
     assert (values[0] - values[1]) / (2 * h) == pytest.approx(slope, rel=1e-7)
+
+
+ADJOINTS = (sn.Direct(), sn.Checkpointed(2), sn.Backsolve(), sn.Interpolating(), sn.Quadrature(), sn.Reversible())
+
+
+@pytest.mark.parametrize("adjoint", ADJOINTS, ids=lambda adjoint: type(adjoint).__name__)
+def test_every_adjoint_differentiates_costs(adjoint: Adjoint) -> None:
+    regularisers, field, z0 = SETS["all"], Field(), double(4, 3).requires_grad_()
+    accurate: dict[str, Any] = {"solver": "dopri8", "rtol": 1e-11, "atol": 1e-12}
+    expected = flat_gradient(regularised_loss(field, z0, regularisers, **accurate), field, z0)
+    solver = sn.ReversibleRK("dopri5") if isinstance(adjoint, sn.Reversible) else "dopri5"
+    loss = regularised_loss(field, z0, regularisers, adjoint=adjoint, solver=solver, rtol=1e-7, atol=1e-9)
+    assert float((flat_gradient(loss, field, z0) - expected).norm() / expected.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("name", TotalDerivative.PRESETS)
@@ -278,11 +289,12 @@ def test_bad_arguments(make: Callable[[], Any], kind: type[Exception], message: 
         make()
 
 
-@pytest.mark.parametrize("method", ["RNODE", "TayNODE, K = 2"])
-def test_regularised_training_saves_evaluations(method: str) -> None:
-    plain, cheaper = (regularisation.run(name, 0.03, seeds=[0], iterations=60) for name in ("none", method))
+def test_regularised_training_saves_evaluations() -> None:
+    methods = ("none", "RNODE", "TayNODE, K = 2")
+    plain, *regularised = (regularisation.run(method, 0.03, seeds=[0], iterations=60) for method in methods)
     assert plain.seeds[0].nfe >= 60
-    assert cheaper.reduction(plain) >= 0.1, (plain, cheaper)
+    for one in regularised:
+        assert one.reduction(plain) >= 0.25, (plain, one)
 
 
 def test_the_largest_weight_that_is_good_enough_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +302,7 @@ def test_the_largest_weight_that_is_good_enough_is_chosen(monkeypatch: pytest.Mo
 
     def measured(method: str, weight: float, *_: Any) -> regularisation.Result:
         nfe = 100 if method == "none" else 60
-        seeds = tuple(regularisation.Measurement(nfe, loss, loss) for loss in losses[method, weight])
+        seeds = tuple(regularisation.Measurement(nfe, nfe, loss, loss, 1.0) for loss in losses[method, weight])
         return regularisation.Result(method, weight, seeds)
 
     nothing = lambda weight: ()
