@@ -3,7 +3,7 @@
 A small network moves points of the shape until they look like noise, and is trained by maximum likelihood with the
 exact divergence. Then noise is moved the other way. It takes one or two minutes on one core.
 
-    python examples/flow.py [--shape pinwheel] [--image out/flow/flow.png] [--seed 0] [--iterations 600]
+    python examples/flow.py [--shape pinwheel] [--image out/demo/flow.png] [--seed 0] [--iterations 600]
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def save(figure: Any, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a flow on a shape and draw noise turning into it.")
     parser.add_argument("--shape", choices=SHAPES, default="pinwheel")
-    parser.add_argument("--image", type=Path, default=Path("out/flow/flow.png"), help="where the picture goes")
+    parser.add_argument("--image", type=Path, default=Path("out/demo/flow.png"), help="where the picture goes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=600)
     options = parser.parse_args()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from . import paper
 from .base import SolvingModule
-from .cnf import CNF, ConcatMLP, ConvField
+from .cnf import CNF, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
 from .hamiltonian import HamiltonianNet
 from .hypersolver import HyperSolver
+from .images import bits_per_dim
 from .multiscale import MultiscaleCNF
 from .neural_cde import MatrixField, NeuralCDE
 from .neural_ode import NeuralODE
@@ -14,16 +15,20 @@ from .ot_flow import OTFlow
 from .regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
 from .running import Regulariser, Running, penalty
 from .spectral import SpectralTrajectory, train_spectral
-from .steer import steer
+from .ends import steer
 from .symplectic import SymplecticODENet
-from .traces import ExactTrace, Hutchinson, Trace
+from .traces import ExactTrace, HollowTrace, Hutchinson, Trace
 
 __all__ = [
     "CNF",
+    "ConcatConv2d",
+    "ConcatLinear",
     "ConcatMLP",
     "ConvField",
     "ExactTrace",
     "HamiltonianNet",
+    "HollowMLP",
+    "HollowTrace",
     "Hutchinson",
     "HyperSolver",
     "JacobianNorm",
@@ -40,6 +45,7 @@ __all__ = [
     "SymplecticODENet",
     "TotalDerivative",
     "Trace",
+    "bits_per_dim",
     "paper",
     "penalty",
     "rnode",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..arguments import check_count, check_number
 from .base import SolvingModule, check_channels
 from .running import Regulariser
-from .steer import steer
+from .ends import steer
 
 
 class NeuralODE(SolvingModule):
@@ -29,7 +29,7 @@ class NeuralODE(SolvingModule):
         readout: ℓ₂, a module applied to every output, such as `nn.Linear(16, 3)`; none by default.
         t1: the end of the interval, above 0.
         steer: b; in training mode every output time t becomes a draw from U(t − b, t + b) (see
-            [`steer`][seminode.models.steer.steer]).
+            [`steer`][seminode.models.ends.steer]).
         regularisers: running costs along the solution, to be returned by `forward(x, costs=True)`.
         options: of [`solve`][seminode.solve]: `solver`, `rtol`, `atol`, `adjoint`, `norm`, …
 

@@ -33,18 +33,19 @@ class Evaluation:
         self.noise = noise
 
     @cached_property
-    def _linearised(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+    def linearised(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+        """f, and the function v ↦ vᵀ ∂f/∂z."""
         return torch.func.vjp(partial(self.velocity, self.t), self.z)  # type: ignore[return-value]
 
     @cached_property
     def f(self) -> Tensor:
-        return self.velocity(self.t, self.z) if self.noise is None else self._linearised[0]
+        return self.velocity(self.t, self.z) if self.noise is None else self.linearised[0]
 
     @cached_property
     def vjp(self) -> Tensor:
         """vᵀ ∂f/∂z."""
         assert self.noise is not None, "a running integral that reads vjp must say needs_noise"
-        return self._linearised[1](self.noise)[0]
+        return self.linearised[1](self.noise)[0]
 
 
 class Running(ABC):

@@ -72,7 +72,7 @@ class ExactTrace(Trace):
 
     def rate(self, at: Evaluation) -> Tensor:
         z, d = at.z, at.z[0].numel()
-        at.f, pull = at._linearised
+        at.f, pull = at.linearised
         # Samples are independent: eᵢ in all of them at once gives the i-th row of each sample's own Jacobian.
         basis = torch.eye(d, dtype=z.dtype, device=z.device).view(d, 1, *z.shape[1:])
 
