@@ -279,7 +279,7 @@ def fit(
     if isinstance(correction, CorrectionNet):
         correction.scale_to(pairs)
     optimiser = torch.optim.Adam(correction.parameters(), lr=lr)
-    history = []
+    history: list[Tensor] = []
     correction.train()
     with torch.enable_grad():
         for step in range(steps):
@@ -289,9 +289,9 @@ def fit(
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            history.append(float(loss.detach()))
+            history.append(loss.detach())
     correction.eval()
-    return history
+    return torch.stack(history).tolist()
 
 
 def _misfit(correction: Correction, pairs: Sequence[Pairs]) -> Tensor:

@@ -221,8 +221,8 @@ def train_spectral(
         torch.optim.Adam([p for p in field.parameters() if p.requires_grad], lr=lr_field),
     )
     firsts = (lr_coefficients, lr_field)
-    history = []
-    found = (math.nan, math.nan, math.nan)
+    history: list[Tensor] = []
+    found: tuple[Tensor, ...] = ()
     with torch.enable_grad():
         for step in range(check_count("steps", steps)):
             fall = 0.5 * (1.0 + math.cos(math.pi * step / steps))
@@ -239,8 +239,8 @@ def train_spectral(
                     block.step()
                     block.zero_grad()
                     found = tuple(x.detach() for x in (total, own, misfit))
-            history.append(SpectralLoss(*map(float, found)))
-    return history
+            history.append(torch.stack(found))
+    return [SpectralLoss(*losses) for losses in torch.stack(history).tolist()]
 
 
 def _check(field: Any, trajectory: Any, gamma: float, rounds: Sequence[int]) -> None:
