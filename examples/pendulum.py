@@ -1,10 +1,10 @@
 """Teach a Symplectic ODE-Net the double pendulum, let it swing the pendulum up, and draw how it does.
 
 The network learns mass, potential and actuation by plain regression on true accelerations, which a simulator knows and
-an experiment would not tell. That takes seconds; the papers train through solves, on observations alone, for hours. It
-is tested as in the papers: windows of 0.35 s are predicted, by solves, from their first points. What was learned gives
-a controller at once: cancel the potential, put it upside down, brake. It lifts the true pendulum from hanging at rest.
-Less than two minutes on two cores.
+an experiment would not tell. The papers train through solves instead, which needs observations alone and takes far
+longer. It is tested as in the papers: windows of 0.35 s are predicted, by solves, from their first points. What was
+learned gives a controller at once: cancel the potential, put it upside down, brake. It lifts the true pendulum from
+hanging at rest. Less than two minutes on two cores.
 
     python examples/pendulum.py [--image out/demo/pendulum.png] [--seed 0]
 """

@@ -160,6 +160,7 @@ def test_field_is_one_graph() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, as Inductor is loaded
 def test_field_compiles() -> None:
     field, x = small().field, points()
     with torch.no_grad():
@@ -202,6 +203,22 @@ def test_training_through_a_solve() -> None:
     assert losses[-1] < 0.5 * losses[0]
     assert model.nfe > 0
     assert model.backward_nfe > 0
+
+
+@pytest.mark.parametrize(
+    "adjoint",
+    [sn.Replay(), sn.Checkpointed(2), sn.Backsolve(), sn.Interpolating(), sn.Quadrature()],
+    ids=lambda adjoint: type(adjoint).__name__,
+)
+def test_every_adjoint_has_the_gradient(adjoint: sn.Adjoint) -> None:
+    model, x0 = small(rtol=1e-8, atol=1e-8), points().requires_grad_()
+    inputs = [x0, *(p for name, p in model.named_parameters() if name != "field.potential.4.bias")]
+    grads = []
+    for each in (sn.Direct(), adjoint):
+        model.options["adjoint"] = each
+        found = torch.autograd.grad(model(x0, [0.0, 0.2, 0.5]).square().sum(), inputs)
+        grads.append(torch.cat([grad.flatten() for grad in found]))
+    assert float((grads[1] - grads[0]).norm() / grads[0].norm()) < 1e-6
 
 
 def test_control_inverts_the_potential() -> None:

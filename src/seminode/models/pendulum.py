@@ -119,7 +119,7 @@ def trial(rng: np.random.RandomState, torque: Sequence[float], steps: int = STEP
 def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> Tensor:
     """The first trials of the data set: (9 torques, trials, steps, 8) observations, in float64.
 
-    All torques share their initial states. By default the whole data set, which takes SciPy half a minute.
+    All torques share their initial states. By default the whole data set, which takes SciPy about ten seconds.
     """
     check_count("trials", trials)
     check_count("steps", steps)
@@ -240,8 +240,8 @@ def fit_accelerations(
 ) -> list[float]:
     """Fit a field(t, observation) to the true accelerations of the pendulum; the losses of all iterations.
 
-    That is plain regression, without solves: seconds where training through solves takes hours. It needs what an
-    experiment would not tell, accelerations, so it is for benchmarks and demonstrations. In the field's own dtype.
+    That is plain regression, without solves, and so much quicker than training through them. It needs what an experiment
+    would not tell, accelerations: it is for benchmarks and demonstrations. In the field's own dtype.
     """
     generator = torch.Generator().manual_seed(seed)
     like = next(field.parameters())

@@ -29,7 +29,7 @@ def triangle(n: int) -> Tensor:
 
 
 class SymplecticField(nn.Module):
-    """Hamilton's equations with torques, on states (cos q, sin q, q′, u); see [`SymplecticODENet`][].
+    """Hamilton's equations with torques, on states (cos q, sin q, q′, u); see `SymplecticODENet`.
 
     Arguments:
         inverse_mass: module from (cos q, sin q), (…, 2n), to the n(n+1)/2 entries of L, those of the diagonal first and
