@@ -18,6 +18,7 @@ from seminode.models.derivatives import total_derivatives
 from seminode.models.neural_ode import NeuralODE
 from seminode.models.regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
 from seminode.models.running import Evaluation, Regulariser, along, integrals_of, noise_for, penalty, start
+from seminode.models.traces import Hutchinson
 
 ORDERS = (1, 2, 3, 4)
 
@@ -127,6 +128,7 @@ def test_total_derivatives_under_torch_func() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, as Inductor is loaded
 @pytest.mark.parametrize("order", [2, 3])
 def test_a_compiled_pull_back_agrees(order: int) -> None:
     net = Field().net
@@ -199,9 +201,9 @@ def test_costs_do_not_steer(regulariser: Regulariser) -> None:
     torch.testing.assert_close(outputs, plain)
 
 
-def test_both_costs_of_rnode_share_one_evaluation() -> None:
-    field, z = Field(), double(4, 3)
-    along(field, rnode(), at(0.0), start(z, rnode()), *noise_for(rnode(), z))
+def test_both_costs_of_rnode_share_one_evaluation_with_the_trace() -> None:
+    field, z, running = Field(), double(4, 3), (Hutchinson(), *rnode())
+    along(field, running, at(0.0), start(z, running), *noise_for(running, z))
     assert field.calls == 1
 
 
