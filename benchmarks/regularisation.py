@@ -210,8 +210,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     baseline, tried = study(seeds, iterations)
     print(
-        f"seeds {seeds[0]} to {seeds[-1]}, {iterations} iterations; NFE of dopri5 at rtol = atol = {TOLERANCE:g}, median and range; "
-        f"losses: mean ± standard deviation; torch {torch.__version__}"
+        f"seeds {seeds[0]} to {seeds[-1]}, {iterations} iterations; NFE of dopri5 at rtol = atol = "
+        f"{TOLERANCE:g}, median and range; losses: mean ± standard deviation; torch {torch.__version__}"
     )
     print(report(baseline, tried))
     print(f"{time.perf_counter() - began:.0f} s")
