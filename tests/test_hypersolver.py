@@ -148,8 +148,8 @@ def test_the_correction_is_a_constant(adjoint: Any) -> None:
 @pytest.mark.parametrize("adjoint", [sn.Backsolve(), sn.Interpolating(), sn.Quadrature()], ids=repr)
 def test_continuous_adjoints_need_a_solver_of_their_own(adjoint: Any) -> None:
     z0 = start().requires_grad_()
-    with pytest.raises(ValueError, match=r"solver: 'hypersolved heun' corrects .* which needs a solver of its own"):
-        solve(hypersolver(), z0, adjoint=adjoint).ys.sum().backward()
+    with pytest.raises(ValueError, match="adjoint equation, for which solver 'hypersolved heun' was not made"):
+        solve(hypersolver(), z0, adjoint=adjoint)
 
 
 def test_a_continuous_adjoint_with_a_solver_of_its_own() -> None:

@@ -54,7 +54,7 @@ class TimeShifts:
 class Step:
     """A step that has been computed, as observers see it. f(t1, y1) is evaluated when it is first asked for."""
 
-    __slots__ = ("_end_slope", "_engine", "_shift", "_versions", "dt", "end", "plan", "stages", "start", "y0", "y1")
+    __slots__ = ("_end_slope", "_engine", "_evaluated", "_shift", "dt", "end", "plan", "stages", "start", "y0", "y1")
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Step:
         start: Tensor,
         end: Tensor,
         stages: list[Tensor],
-        versions: list[int],
+        evaluated: list[tuple[Tensor, int]],
     ):
         self._engine = engine
         self._shift = shift
@@ -78,9 +78,9 @@ class Step:
         if paired:
             # Not all slopes that were evaluated are handed on.
             self._end_slope = stages.pop() if engine.solver.ends_on_stage else None
-            versions = [k._version for k in stages]
+            evaluated = [(k, k._version) for k in stages]
         self.stages = stages
-        self._versions = versions
+        self._evaluated = evaluated  # the field's answers, with their versions then
         self._check_untouched()
 
     @property
@@ -98,7 +98,7 @@ class Step:
 
     def _check_untouched(self) -> None:
         """A field may return one and the same constant, but not write into what it has returned before."""
-        if [k._version for k in self.stages] != self._versions:
+        if any(k._version != version for k, version in self._evaluated):
             raise ValueError(
                 "field: wrote into a tensor that it had returned before, which is still in use; expected a new tensor "
                 "from every evaluation"
@@ -200,18 +200,18 @@ class Eager:
         """Take the step from what the solver carries; without k1 that is evaluated first."""
         if k1 is None:
             k1 = self.start_slope(plan, y0)
-        versions = [k1._version]
+        evaluated = [(k1, k1._version)]
         shift = None if self._shifts is None else self._shifts.of(plan)
         dt = plan.dt if shift is None else MovingStep(plan.dt, shift[1] - shift[0])
 
         def slope(c: float, y: Tensor) -> Tensor:
             moved = None if shift is None else (1.0 - c) * shift[0] + c * shift[1]
             k = self.slope(plan.stage_time(c), y, moved)
-            versions.append(k._version)
+            evaluated.append((k, k._version))
             return k
 
         y1, stages = self.solver.step(slope, dt, y0, k1)
-        return Step(self, plan, shift, dt, y0, y1, stages, versions)
+        return Step(self, plan, shift, dt, y0, y1, stages, evaluated)
 
     def undo(self, plan: Plan, end: Tensor) -> Tensor:
         """What the solver carried before a step, from what it carried after it."""

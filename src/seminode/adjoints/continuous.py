@@ -62,6 +62,11 @@ class ContinuousAdjoint(FunctionAdjoint):
                 f"adjoint: {self.name} cannot take its own steps with solver {solver.name!r}, whose two coupled copies "
                 f"are made for sn.Reversible(); pass {self.name}(solver='dopri5')"
             )
+        if not solver.general:
+            raise ValueError(
+                f"adjoint: {self.name} solves the adjoint equation, for which solver {solver.name!r} was not made; "
+                f"pass {self.name}(solver='dopri5', controller=sn.Integral()), or adjoint=sn.Replay()"
+            )
         if isinstance(controller, PrescribedSteps):
             raise ValueError(
                 f"adjoint: {self.name} takes steps of its own, for which PrescribedSteps has no sizes; pass "

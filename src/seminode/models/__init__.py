@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import paper
 from .base import SolvingModule
 from .cnf import CNF, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
+from .ends import steer
 from .hamiltonian import HamiltonianNet
 from .hypersolver import HyperSolver
 from .images import bits_per_dim
@@ -15,7 +16,6 @@ from .ot_flow import OTFlow
 from .regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
 from .running import Regulariser, Running, penalty
 from .spectral import SpectralTrajectory, train_spectral
-from .ends import steer
 from .symplectic import SymplecticODENet
 from .traces import ExactTrace, HollowTrace, Hutchinson, Trace
 

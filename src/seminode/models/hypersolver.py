@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 
 from ..arguments import check_count
 from ..combination import StepSize, combine, length
@@ -84,7 +83,7 @@ class HyperSolver(nn.Module, Solver):
     Within a solve ω is a constant: gradients for y0, ts, args and the parameters of the field are those of the
     corrected steps, with `Direct`, `Replay` and `Checkpointed`; ω itself gets none. Continuous adjoints need a backward
     solver of their own, such as `sn.Backsolve(solver="dopri5", controller=sn.Integral())`, since nothing was learned
-    about the adjoint equation. Without one, the backward pass is refused.
+    about the adjoint equation. Without one, they are refused.
 
     Arguments:
         base: an explicit Runge–Kutta method, by name or as an object.
@@ -114,6 +113,7 @@ class HyperSolver(nn.Module, Solver):
         True
     """
 
+    general = False
     paired = False
     ends_on_stage = False
     error_order = None
@@ -154,9 +154,7 @@ class HyperSolver(nn.Module, Solver):
         if y0.ndim < 2:
             raise ValueError(
                 f"solver: {self.name!r} corrects states that are one tensor of shape (batch, ...), found shape "
-                f"{tuple(y0.shape)}. States of several leaves are joined to one axis; so is the state of a continuous "
-                "adjoint, which needs a solver of its own, as in sn.Backsolve(solver='dopri5', "
-                "controller=sn.Integral())."
+                f"{tuple(y0.shape)}; states of several leaves are joined to one axis"
             )
         y1, stages = self.base.step(slope, dt, y0, k1)
         eps = length(dt)
@@ -164,9 +162,6 @@ class HyperSolver(nn.Module, Solver):
         # As a part of one slope, εᵖg/bᵢ, the correction is in the polynomial of the step too.
         i = self._bearer
         bent = stages[i] + (eps**self.order / self.weights[i]) * g
-        # The engine takes a slope with another version for one that the field has written into.
-        while bent._version < stages[i]._version:
-            increment_version(bent)
         return combine(y1, dt, ((0, 1.0),), [eps**self.order * g]), [*stages[:i], bent, *stages[i + 1 :]]
 
     def _correct(self, eps: Tensor, z: Tensor, slopes: Sequence[Tensor]) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..arguments import check_count, check_number
 from .base import SolvingModule, check_channels
-from .running import Regulariser
 from .ends import steer
+from .running import Regulariser
 
 
 class NeuralODE(SolvingModule):

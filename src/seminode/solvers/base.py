@@ -42,6 +42,8 @@ class Solver(ABC):
     interpolant: Sequence[Sequence[float]]
     interpolant_order: int
     paired: bool = False
+    #: Whether it solves any equation, or only one that it was made for.
+    general: bool = True
     #: Whether the last slope of `step` is f(t1, anchor) already.
     ends_on_stage: bool = False
 
