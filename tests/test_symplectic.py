@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import seminode as sn
 from benchmarks import symplectic as benchmark
 from benchmarks.symplectic import Rows, Textbook, evaluation, product
+from seminode.adjoints import Adjoint
 from seminode.models import pendulum
 from seminode.models.symplectic import SymplecticField, SymplecticODENet
 
@@ -210,7 +211,7 @@ def test_training_through_a_solve() -> None:
     [sn.Replay(), sn.Checkpointed(2), sn.Backsolve(), sn.Interpolating(), sn.Quadrature()],
     ids=lambda adjoint: type(adjoint).__name__,
 )
-def test_every_adjoint_has_the_gradient(adjoint: sn.Adjoint) -> None:
+def test_every_adjoint_has_the_gradient(adjoint: Adjoint) -> None:
     model, x0 = small(rtol=1e-8, atol=1e-8), points().requires_grad_()
     inputs = [x0, *(p for name, p in model.named_parameters() if name != "field.potential.4.bias")]
     grads = []

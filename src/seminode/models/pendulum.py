@@ -240,8 +240,8 @@ def fit_accelerations(
 ) -> list[float]:
     """Fit a field(t, observation) to the true accelerations of the pendulum; the losses of all iterations.
 
-    That is plain regression, without solves, and so much quicker than training through them. It needs what an experiment
-    would not tell, accelerations: it is for benchmarks and demonstrations. In the field's own dtype.
+    That is plain regression, without solves, and so much quicker than training through them. It needs what an
+    experiment would not tell, accelerations: it is for benchmarks and demonstrations. In the field's own dtype.
     """
     generator = torch.Generator().manual_seed(seed)
     like = next(field.parameters())
