@@ -9,9 +9,7 @@ exact divergence. Then noise is moved the other way. It takes one or two minutes
 from __future__ import annotations
 
 import argparse
-import io
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drawing import need, save
 from torch import Tensor
 
 import seminode as sn
@@ -146,7 +145,7 @@ def draw(unrolled: Unrolled, path: Path) -> None:
         draw_paths(beside, unrolled.lines, hues)
         beside.set_title("from noise to the shape")
         frame(beside)
-        save(figure, path)
+        save(figure, path, dpi=125, colours=256, dither=True)
         plt.close(figure)
 
 
@@ -181,17 +180,6 @@ def frame(axes: Any) -> None:
     axes.spines[:].set_visible(False)
 
 
-def save(figure: Any, path: Path) -> None:
-    """As a PNG with a palette: a third of the size, and dithered, so that the eye sees no difference."""
-    from PIL import Image  # comes with matplotlib
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=125)
-    image = Image.open(pixels).convert("RGB")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.quantize(palette=image.quantize(256), dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a flow on a shape and draw noise turning into it.")
     parser.add_argument("--shape", choices=SHAPES, default="pinwheel")
@@ -199,11 +187,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=600)
     options = parser.parse_args()
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit('The picture needs matplotlib: pip install "seminode[lab]"')
-    matplotlib.use("Agg")
+    need("matplotlib")
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # so small a network gains nothing from more
 

@@ -12,14 +12,13 @@ hanging at rest. Less than two minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import io
-import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from drawing import BLUE, GREY, INK, ORANGE, STYLE, need, save
 from torch import Tensor
 from torch.nn import functional
 
@@ -67,22 +66,6 @@ def report(title: str, run: pendulum.Run) -> None:
     print("  largest torques: {:.1f}, {:.1f}".format(*run.torques.abs().amax(0).tolist()))
 
 
-INK, BLUE, ORANGE, GREY = "#22303c", "#17607c", "#e4572e", "#9aa5ad"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.handlelength": 1.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
 HEIGHTS = (-0.8, -0.1, 0.6, 0.98)  # of −cos q₁: the pendulum is drawn when it first comes this high
 GAP, TRAIL = 0.8, 1.0  # lengths of a link between two drawings; seconds of the past that each shows
 
@@ -169,27 +152,12 @@ def draw_panels(panels: Any, run: pendulum.Run) -> None:
         axes.set_xlabel("t (s)")
 
 
-def save(figure: Any, path: Path) -> None:
-    """As a PNG with a palette: a third of the size, and the eye sees no difference."""
-    from PIL import Image  # comes with matplotlib
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=150)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(pixels).convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learn the double pendulum and swing it up.")
     parser.add_argument("--image", type=Path, default=Path("out/demo/pendulum.png"), help="where the picture goes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    try:
-        import matplotlib
-        import scipy  # noqa: F401
-    except ImportError:
-        sys.exit('Simulation and picture need SciPy and matplotlib: pip install "seminode[lab]"')
-    matplotlib.use("Agg")
+    need("matplotlib", "scipy")
     torch.manual_seed(options.seed)
 
     model = SymplecticODENet(rtol=TOLERANCE, atol=TOLERANCE)

@@ -9,15 +9,14 @@ field from pieces of that trajectory, which get longer as the fit gets better. I
 from __future__ import annotations
 
 import argparse
-import io
 import math
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from drawing import BLUE, INK, ORANGE, STYLE, need, save
 from torch import Tensor, nn
 
 import seminode as sn
@@ -110,22 +109,6 @@ def compare_adjoints(field: NeuralField, data: Data) -> None:
     print(f"Replay: {stats}")
 
 
-INK, BLUE, ORANGE, GREY = "#22303c", "#17607c", "#e4572e", "#9aa5ad"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.handlelength": 1.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
 EDGE = 2.4  # of the part of the plane that is drawn
 
 
@@ -207,25 +190,11 @@ def draw_steps(axes: Any, sol: sn.Solution) -> None:
     axes.legend(loc="upper right", ncols=2)
 
 
-def save(figure: Any, path: Path) -> None:
-    """As a PNG with a palette: a third of the size, and the eye sees no difference."""
-    from PIL import Image  # comes with matplotlib
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=150)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(pixels).convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit a neural ODE to a spiral and draw it.")
     parser.add_argument("--image", type=Path, default=Path("out/demo/spiral.png"), help="where the picture goes")
     path: Path = parser.parse_args().image
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit('The picture needs matplotlib: run "make demo", or install it with: pip install matplotlib')
-    matplotlib.use("Agg")
+    need("matplotlib")
     torch.manual_seed(0)
     torch.set_num_threads(1)  # so small a network gains nothing from more
 

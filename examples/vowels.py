@@ -10,13 +10,12 @@ about a minute on one core.
 from __future__ import annotations
 
 import argparse
-import io
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from drawing import INK, STYLE, need, save
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,7 +23,6 @@ from seminode.experiments.data import SeriesSet, japanese_vowels
 from seminode.models import MatrixField, NeuralCDE
 
 BATCH, LEARNING_RATE, DECAY, NOISE = 64, 1e-2, 0.05, 0.05
-INK, GREY = "#22303c", "#9aa5ad"
 SPEAKERS = ["#17607c", "#e4572e", "#f2a541", "#6a994e", "#8e5ea2", "#3cb4c9", "#b56576", "#4d5a66", "#c9b79c"]
 
 
@@ -85,8 +83,7 @@ def draw(model: NeuralCDE, test: SeriesSet, losses: list[float], path: Path) -> 
     """Utterances with the probability of each speaker while they last; all hidden states; who is taken for whom."""
     import matplotlib.pyplot as plt
 
-    style = {"font.size": 9, "axes.edgecolor": GREY, "axes.titlelocation": "left", "axes.titlesize": 10}
-    with plt.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
+    with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(11.0, 6.2), layout="constrained")
         grid = figure.add_gridspec(3, 4, width_ratios=(1.0, 1.0, 1.0, 1.15), height_ratios=(1.0, 0.9, 0.9))
         longest = [int(rows[test.lengths[rows].argmax()]) for rows in speakers(test)]
@@ -96,7 +93,7 @@ def draw(model: NeuralCDE, test: SeriesSet, losses: list[float], path: Path) -> 
         draw_states(figure.add_subplot(grid[:2, 3]), model, test)
         draw_loss(figure.add_subplot(grid[2, :2]), losses)
         draw_confusion(figure.add_subplot(grid[2, 2:]), model, test)
-        save(figure, path)
+        save(figure, path, dpi=140)
         plt.close(figure)
 
 
@@ -159,27 +156,13 @@ def draw_confusion(axes: Any, model: NeuralCDE, data: SeriesSet) -> None:
     axes.set_title(f"test accuracy {float((found == data.labels).double().mean()):.1%} (rows in %)")
 
 
-def save(figure: Any, path: Path) -> None:
-    """As a PNG with a palette: a third of the size, and the eye sees no difference."""
-    from PIL import Image  # comes with matplotlib
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=140)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(pixels).convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Classify series of different lengths with a neural CDE, and draw it.")
     parser.add_argument("--image", type=Path, default=Path("out/demo/vowels.png"), help="where the picture goes")
     parser.add_argument("--iterations", type=int, default=140)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("The picture needs matplotlib: pip install matplotlib")
-    matplotlib.use("Agg")
+    need("matplotlib")
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # so small a network gains nothing from more
 

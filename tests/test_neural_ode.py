@@ -153,7 +153,7 @@ def test_steer_keeps_times_in_order() -> None:
         (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),
         (
             lambda: NeuralODE(Turn(), lift=nn.Linear(3, 2))(torch.zeros(4, 5)),
-            r"x: expected .* 3 channels, found \(4, 5\)",
+            r"x: expected data of shape \(..., 3\), found \(4, 5\)",
         ),
         (lambda: NeuralODE(Turn(), augment=1)(torch.zeros(4)), r"x: expected shape \(batch, channels, ...\)"),
         (lambda: NeuralODE(Turn())(points(channels=3)), "expected shape"),

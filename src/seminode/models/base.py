@@ -105,11 +105,12 @@ class SolvingModule(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-def check_channels(name: str, x: Any, channels: int, axis: int, described: str) -> None:
-    """x must be a floating-point tensor with this many channels along the axis; `described` is its expected shape."""
+def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> None:
+    """Refuse what is no floating-point tensor (…, c) with c one of `channels`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor of shape {described}, found {type(x).__name__}")
+        raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{name}: expected a floating-point dtype, found {x.dtype}")
-    if x.ndim <= (axis if axis >= 0 else -axis - 1) or x.shape[axis] != channels:
-        raise ValueError(f"{name}: expected shape {described} with {channels} channels, found {tuple(x.shape)}")
+    if x.ndim == 0 or x.shape[-1] not in channels:
+        wanted = " or ".join(f"(..., {count})" for count in channels)
+        raise ValueError(f"{name}: expected {meaning} of shape {wanted}, found {tuple(x.shape)}")

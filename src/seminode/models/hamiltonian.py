@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_count, check_flags
-from .base import SolvingModule
+from .base import SolvingModule, check_channels
+from .products import vjp
 
 
 def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
@@ -25,22 +26,6 @@ def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
     if isinstance(widths, int) or not isinstance(widths, Sequence):
         raise TypeError(f"{name}: expected the widths of the hidden layers, found {type(widths).__name__}")
     return tuple(check_count(f"{name}[{i}]", width) for i, width in enumerate(widths))
-
-
-def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> None:
-    """Refuse what is no floating-point tensor (…, c) with c one of `channels`."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name}: expected a floating-point dtype, found {x.dtype}")
-    if x.ndim == 0 or x.shape[-1] not in channels:
-        wanted = " or ".join(f"(..., {count})" for count in channels)
-        raise ValueError(f"{name}: expected {meaning} of shape {wanted}, found {tuple(x.shape)}")
-
-
-def vjp(function: Callable[[Tensor], Any], x: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor]]]:
-    """`torch.func.vjp` of one argument, with the type that it has then."""
-    return torch.func.vjp(function, x)  # type: ignore[return-value]
 
 
 class HamiltonianField(nn.Module):

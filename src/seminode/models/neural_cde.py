@@ -203,7 +203,7 @@ class NeuralCDE(SolvingModule):
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:
         """The path through observations, with the channels that the model adds to them."""
-        check_channels("x", x, self.channels, -1, "(batch, times, channels)")
+        check_channels("x", x, (self.channels,), "observations")
         if x.ndim != 3:
             raise ValueError(f"x: expected shape (batch, times, channels), found {tuple(x.shape)}")
         data = paths.append_intensity(x) if self.intensity else x

@@ -103,7 +103,7 @@ class NeuralODE(SolvingModule):
     def initial(self, x: Tensor) -> Tensor:
         """z(0)."""
         if isinstance(self.lift, nn.Linear):
-            check_channels("x", x, self.lift.in_features, -1, "(batch, channels)")
+            check_channels("x", x, (self.lift.in_features,), "data")
         if self.lift is not None:
             return self.lift(x)
         if not self.augment:

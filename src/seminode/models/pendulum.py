@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..arguments import check_count
-from .hamiltonian import check_channels
+from .base import check_channels
 
 if TYPE_CHECKING:
     import numpy as np

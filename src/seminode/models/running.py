@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .products import vjp
+
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -33,9 +35,9 @@ class Evaluation:
         self.noise = noise
 
     @cached_property
-    def linearised(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+    def linearised(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
         """f, and the function v ↦ vᵀ ∂f/∂z."""
-        return torch.func.vjp(partial(self.velocity, self.t), self.z)  # type: ignore[return-value]
+        return vjp(partial(self.velocity, self.t), self.z)
 
     @cached_property
     def f(self) -> Tensor:

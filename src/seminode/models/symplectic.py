@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_count
-from .base import SolvingModule
-from .hamiltonian import check_channels, check_hidden, mlp, vjp
+from .base import SolvingModule, check_channels
+from .hamiltonian import check_hidden, mlp
+from .products import vjp
 
 
 def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
