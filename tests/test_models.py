@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 import seminode as sn
 from seminode import models
@@ -222,7 +223,7 @@ def test_two_processes(tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    torch.multiprocessing.spawn(parallel, (port, str(tmp_path / "found.pt")), nprocs=2)
+    spawn(parallel, (port, str(tmp_path / "found.pt")), nprocs=2)
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     for name in CASES:
         model, batch, loss = make(name, **FIXED)

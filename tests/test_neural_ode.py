@@ -150,6 +150,7 @@ def test_steer_keeps_times_in_order() -> None:
         (lambda: NeuralODE(Turn(), augment=1, lift=nn.Linear(2, 2)), "augment, lift: expected one of them"),
         (lambda: NeuralODE(Turn(), steer=1.0), "steer: expected below t1 = 1, found 1"),
         (lambda: NeuralODE(None), r"field: expected a callable field\(t, z\), found NoneType"),  # type: ignore[arg-type]
+        (lambda: NeuralODE(Turn(), regularisers=[Speed(), Speed()]), "regularisers: expected names of their own"),
         (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),
         (
             lambda: NeuralODE(Turn(), lift=nn.Linear(3, 2))(torch.zeros(4, 5)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import paper
 from .base import SolvingModule
 from .cnf import CNF, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
+from .derivatives import total_derivatives
 from .ends import steer
 from .hamiltonian import HamiltonianNet
 from .hypersolver import HyperSolver
@@ -50,5 +51,6 @@ __all__ = [
     "penalty",
     "rnode",
     "steer",
+    "total_derivatives",
     "train_spectral",
 ]

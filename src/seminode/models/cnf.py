@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..arguments import check_count
 from .base import SolvingModule
-from .running import Regulariser, along, integrals_of, noise_for, start
+from .running import Regulariser, along, check_names, integrals_of, noise_for, start
 from .traces import Trace, chosen_trace
 
 ACTIVATIONS = {"tanh": torch.tanh, "softplus": functional.softplus}
@@ -69,7 +69,7 @@ class CNF(SolvingModule):
         self.field = field
         self.trace = chosen_trace(trace, noise)
         self.trace.check(field)
-        self.regularisers = check_names(regularisers)
+        self.regularisers = check_names(regularisers, Trace.name)
         self.t1 = float(t1)
         self.base = base
 
@@ -175,13 +175,6 @@ class CNF(SolvingModule):
         if self.regularisers:
             own += f", regularisers={self.regularisers!r}"
         return ", ".join(filter(None, (own, super().extra_repr())))
-
-
-def check_names(regularisers: Sequence[Regulariser]) -> tuple[Regulariser, ...]:
-    names = [regulariser.name for regulariser in regularisers]
-    if len(set(names)) < len(names) or Trace.name in names:
-        raise ValueError(f"regularisers: expected names of their own, and not {Trace.name!r}, found {names}")
-    return tuple(regularisers)
 
 
 def check_batch(name: str, x: Tensor) -> None:

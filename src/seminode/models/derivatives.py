@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import check_count
+from .products import vjp
 
 #: (t, z) ↦ (z′, z″, …)
 Derivatives = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
@@ -53,18 +53,14 @@ def _one_more(upto: Derivatives) -> Derivatives:
     """
 
     def further(t: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        known, pull = _vjp(upto, t, z)
+        known, pull = vjp(upto, t, z)
         others = tuple(torch.zeros_like(x) for x in known[:-1])
 
         def transposed(u: Tensor) -> tuple[Tensor, Tensor]:
             return pull((*others, u))
 
-        _, push = _vjp(transposed, torch.zeros_like(known[-1]))
+        _, push = vjp(transposed, torch.zeros_like(known[-1]))
         (following,) = push((torch.ones_like(t), known[0]))
         return (*known, following)
 
     return further
-
-
-def _vjp(function: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
-    return torch.func.vjp(function, *primals)  # type: ignore[return-value]

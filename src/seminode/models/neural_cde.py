@@ -16,7 +16,7 @@ from ..controllers import Adaptive, Integral
 from ..paths import Path
 from .base import SolvingModule, check_channels
 from .neural_ode import read_out
-from .running import Regulariser
+from .running import Regulariser, check_names
 
 INTERPOLATIONS: dict[str, Callable[..., Path]] = {
     "linear": paths.linear,
@@ -118,7 +118,7 @@ class NeuralCDE(SolvingModule):
         self.time = time
         self.intensity = intensity
         self.land = land
-        self.regularisers = tuple(regularisers)
+        self.regularisers = check_names(regularisers)
         self.initial = nn.Linear(self.control_channels, hidden)
         self.field = MatrixField(hidden, self.control_channels) if field is None else field
         self.readout = None if outputs is None else nn.Linear(hidden, check_count("outputs", outputs))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..arguments import check_count, check_number
 from .base import SolvingModule, check_channels
 from .ends import steer
-from .running import Regulariser
+from .running import Regulariser, check_names
 
 
 class NeuralODE(SolvingModule):
@@ -78,7 +78,7 @@ class NeuralODE(SolvingModule):
         self.steer = check_number("steer", steer)
         if not self.steer < self.t1:
             raise ValueError(f"steer: expected below t1 = {self.t1:g}, found {self.steer:g}")
-        self.regularisers = tuple(regularisers)
+        self.regularisers = check_names(regularisers)
 
     @overload
     def forward(self, x: Tensor, ts: Any = None, *, costs: Literal[False] = False) -> Tensor: ...

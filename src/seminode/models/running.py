@@ -73,6 +73,14 @@ class Regulariser(Running):
     weight: float
 
 
+def check_names(regularisers: Sequence[Regulariser], *taken: str) -> tuple[Regulariser, ...]:
+    """Refuse regularisers whose integrals could not be told apart."""
+    names = [*taken, *(regulariser.name for regulariser in regularisers)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"regularisers: expected names of their own, found {names}")
+    return tuple(regularisers)
+
+
 def penalty(regularisers: Sequence[Regulariser], costs: dict[str, Tensor]) -> Tensor:
     """Σ λ·mean(cost), what to add to the loss; `costs` has one value per sample under each regulariser's name."""
     terms = [regulariser.weight * costs[regulariser.name].mean() for regulariser in regularisers]
