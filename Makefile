@@ -25,7 +25,7 @@ examples: $(STAMP)-lab ## run all examples, some minutes, and leave their pictur
 	for name in spiral vowels flow pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
 
 test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(STAMP)-dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
