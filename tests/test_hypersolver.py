@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import seminode as sn
 from benchmarks.techniques import Trajectories, hypersolved, spectral_field
 from seminode.models.hypersolver import CorrectionNet, HyperSolver, fit, local_errors
-from seminode.solvers import EXPLICIT
+from seminode.solvers.explicit import EXPLICIT
 
 
 class Field(nn.Module):

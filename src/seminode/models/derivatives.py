@@ -56,7 +56,7 @@ def _one_more(upto: Derivatives) -> Derivatives:
         known, pull = vjp(upto, t, z)
         others = tuple(torch.zeros_like(x) for x in known[:-1])
 
-        def transposed(u: Tensor) -> tuple[Tensor, Tensor]:
+        def transposed(u: Tensor) -> tuple[Tensor, ...]:
             return pull((*others, u))
 
         _, push = vjp(transposed, torch.zeros_like(known[-1]))

@@ -14,8 +14,9 @@ from ..arguments import check_count
 from ..combination import StepSize, combine, length
 from ..controllers import Integral
 from ..solve import solve
-from ..solvers import EXPLICIT, ExplicitRungeKutta, Solver
+from ..solvers import ExplicitRungeKutta, Solver
 from ..solvers.base import Slope
+from ..solvers.explicit import EXPLICIT
 
 Correction = Callable[..., Tensor]
 
