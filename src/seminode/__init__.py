@@ -6,6 +6,7 @@ from . import models, norms, paths
 from .adjoints import Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
 from .controllers import PID, FixedStep, Integral, PrescribedSteps
 from .errors import (
+    CompileWarning,
     DriftWarning,
     MaxStepsReached,
     NonFiniteState,
@@ -43,6 +44,7 @@ __all__ = [
     "Backsolve",
     "Bosh3",
     "Checkpointed",
+    "CompileWarning",
     "DenseSolution",
     "Direct",
     "Dopri5",

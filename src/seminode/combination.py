@@ -2,7 +2,7 @@
 
 Weights and dt are host floats, so that each term is one fused multiply-add kernel. Where the derivative with respect
 to dt is wanted, a zero-valued tensor is added to it: values stay the same to the last bit, and so do the steps that
-follow from them.
+follow from them. In a graph that is to be compiled, dt is a tensor: a number would be a constant of the graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MovingStep(NamedTuple):
     shift: Tensor
 
 
-StepSize: TypeAlias = float | MovingStep
+StepSize: TypeAlias = float | MovingStep | Tensor
 
 
 def length(dt: StepSize) -> float | Tensor:
@@ -54,6 +54,8 @@ def combine(y: Tensor, dt: StepSize, weights: SparseWeights, slopes: Sequence[Te
         return y
     if isinstance(dt, MovingStep):
         return combine(y, dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
+    if isinstance(dt, Tensor):
+        return y + dt * weighted_sum(weights, slopes)
     i, w = weights[0]
     return _accumulate(torch.add(y, slopes[i], alpha=w * dt), dt, weights[1:], slopes)
 
@@ -62,6 +64,8 @@ def scaled_sum(dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -
     """dt·Σ wᵢkᵢ."""
     if isinstance(dt, MovingStep):
         return weighted_sum(weights, slopes, dt.value) + dt.shift * weighted_sum(weights, slopes)
+    if isinstance(dt, Tensor):
+        return dt * weighted_sum(weights, slopes)
     return weighted_sum(weights, slopes, dt)
 
 

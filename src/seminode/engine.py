@@ -11,11 +11,12 @@ from torch import Tensor
 from .combination import MovingStep, StepSize, length
 from .field import Field
 from .interpolation import coefficients, evaluate
+from .norms import ErrorNorm
 from .observers import Tally
 from .problem import Plan
 from .purity import Purity
 from .solvers import ReversibleSolver, Solver
-from .state import real_dtype
+from .state import is_finite, real_dtype
 
 
 class Shifts(Protocol):
@@ -108,6 +109,17 @@ class Step:
         """The estimate of the local error."""
         solver = self._engine.solver
         return solver.error(self.plan.dt, self.slopes() if solver.error_needs_end_slope else self.stages)
+
+    def ratio(self, error: ErrorNorm) -> float:
+        """The size of the error relative to what is allowed."""
+        estimate, y0, y1 = self.error(), self.y0, self.y1
+        if torch.is_grad_enabled():
+            estimate, y0, y1 = estimate.detach(), y0.detach(), y1.detach()
+        return error.ratio(estimate, y0, y1)
+
+    def is_finite(self) -> bool:
+        """Whether the new state is."""
+        return is_finite(self.y1)
 
     def at(self, times: Sequence[float], moved: Tensor | None = None) -> Tensor:
         """The step's polynomial at several times, stacked; `moved` carries the derivative with respect to them."""

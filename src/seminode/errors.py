@@ -79,6 +79,10 @@ class ToleranceWarning(UserWarning):
     """A tolerance that the dtype of the state cannot honour."""
 
 
+class CompileWarning(UserWarning):
+    """A field or solver that could not be compiled, and runs op by op instead."""
+
+
 class DriftWarning(UserWarning):
     """A state recovered on the way back is far from the one that was there: the gradient is not to be trusted."""
 

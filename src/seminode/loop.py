@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 import math
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -17,7 +16,7 @@ from .norms import ErrorNorm
 from .observers import Observer
 from .pace import Pace
 from .problem import Plan
-from .state import Layout
+from .state import Layout, is_finite
 
 
 class PaceLike(Protocol):
@@ -54,7 +53,7 @@ def integrate(
             _underflow(engine, plan, last, error, ratio)
         step = engine.step(plan, y, k)
         if error is not None:
-            ratio = _error_ratio(step, error)
+            ratio = step.ratio(error)
         elif check:
             _check_finite(engine, step)
         if pace.judge(plan, ratio):
@@ -90,21 +89,8 @@ def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:
             raise NonFiniteState(f"{what} holds a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf)
 
 
-def _error_ratio(step: Step, error: ErrorNorm) -> float:
-    estimate, y0, y1 = step.error(), step.y0, step.y1
-    if torch.is_grad_enabled():
-        estimate, y0, y1 = estimate.detach(), y0.detach(), y1.detach()
-    return error.ratio(estimate, y0, y1)
-
-
-def is_finite(x: Tensor) -> bool:
-    # The sum is one kernel; it may overflow where no entry does, so a bad sum is looked at again.
-    x = x.detach()
-    return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
-
-
 def _check_finite(engine: Eager, step: Step) -> None:
-    if not is_finite(step.y1):
+    if not step.is_finite():
         plan, leaf = step.plan, engine.layout.culprit(step.y1.detach())
         raise NonFiniteState(
             f"the state became NaN or infinite at t = {plan.t1:g} (leaf {leaf}, dt = {plan.dt:g}). "

@@ -90,6 +90,10 @@ class Outputs(Protocol):
         """Outputs low … high − 1, which lie in this step, stacked."""
         ...
 
+    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
+        """Where in the step, from 0 to 1, those of them are that are not its end; they come first."""
+        ...
+
 
 class AtTimes:
     """The solution at given times, by the step's polynomial; at the end of a step, the state itself."""
@@ -104,12 +108,18 @@ class AtTimes:
             cursor += 1
         return cursor
 
+    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
+        return [(t - plan.t0) / plan.dt for t in self._times[low : self._inner(plan, low, high)]]
+
+    def _inner(self, plan: Plan, low: int, high: int) -> int:
+        while high > low and self._times[high - 1] == plan.t1:
+            high -= 1
+        return high
+
     def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
-        t1 = step.plan.t1
-        inner = high - 1 if step.plan.final and high == len(self._times) else high
-        if shifts is None:
-            while inner > low and self._times[inner - 1] == t1:
-                inner -= 1
+        # A time that is differentiated may be at the end by chance only.
+        moving = high - 1 if step.plan.final and high == len(self._times) else high
+        inner = self._inner(step.plan, low, high) if shifts is None else moving
         ends = [step.y1.unsqueeze(0)] * (high - inner)
         if inner == low:
             return torch.cat(ends) if len(ends) > 1 else ends[0]
@@ -127,6 +137,9 @@ class LastOnly:
     def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
         return step.y1.unsqueeze(0)
 
+    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
+        return []
+
 
 class EveryStep:
     """The state at the end of every accepted step."""
@@ -136,6 +149,9 @@ class EveryStep:
 
     def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
         return step.y1.unsqueeze(0)
+
+    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
+        return []
 
 
 class Sampler(Observer):

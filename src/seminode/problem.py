@@ -150,6 +150,7 @@ class Problem:
     progress: bool = False
     throw: bool = True
     max_steps: int = 100_000
+    compile: bool = False
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def solve(
     progress: bool = False,
     throw: bool = True,
     max_steps: int = 100_000,
+    compile: bool = False,
 ) -> Solution:
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
@@ -103,6 +104,8 @@ def solve(
         throw: raise if the solve cannot go on; otherwise return what there is, with its status. With `Replay` also
             whether a gradient that is not finite is an error on the backward pass.
         max_steps: limit on the attempted steps of the whole solve.
+        compile: fuse each step, and each pull-back of a step, into one compiled program; see [Speed](speed.md). The
+            first solve with a field takes seconds to compile it, later ones reuse the programs.
 
     Example:
         >>> import torch, seminode as sn
@@ -115,7 +118,8 @@ def solve(
     with _normal_tensors() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
         y0, args = _without_inference((y0, args))
         arguments.check_field(field)
-        arguments.check_flags(dense=dense, record=record, progress=progress, throw=throw)
+        flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
+        arguments.check_flags(**flags)
         layout = arguments.check_state(y0)
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
@@ -136,11 +140,8 @@ def solve(
             params=None if params is None else chosen(params),
             integrals=arguments.check_integrals(norm, layout),
             save=where,
-            dense=dense,
-            record=record,
-            progress=progress,
-            throw=throw,
             max_steps=arguments.check_count("max_steps", max_steps),
+            **flags,
         )
         if not isinstance(adjoint, Adjoint):
             raise TypeError(f"adjoint: expected an Adjoint such as sn.Replay(), found {arguments.found(adjoint)}")

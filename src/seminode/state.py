@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,3 +181,9 @@ class Layout:
             if not bool(torch.isfinite(leaf).all()):
                 return name
         return None
+
+
+def is_finite(x: Tensor) -> bool:
+    # The sum is one kernel; it may overflow where no entry does, so a bad sum is looked at again.
+    x = x.detach()
+    return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())

@@ -12,12 +12,12 @@ from torch import Tensor
 from .. import norms
 from ..engine import Eager
 from ..errors import DriftWarning, NonFiniteState, SolveError, warn
-from ..loop import integrate, is_finite, select_first_step
+from ..loop import integrate, select_first_step
 from ..norms import ErrorNorm
 from ..observers import AtTimes, Observer, Recorder, Sampler, Tally
 from ..pace import Pace
 from ..parameters import check_captures
-from ..state import real_dtype
+from ..state import is_finite, real_dtype
 from .augmented import AdjointEngine, AdjointSystem, Reduction
 from .binding import Asked, Gradients
 from .vjp import check_cotangents, nonzero_rows

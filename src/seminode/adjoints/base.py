@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from ..engine import Eager, Shifts
 from ..errors import NonFiniteState, SolveError
 from ..field import Field
-from ..loop import check_start, integrate, is_finite, select_first_step
+from ..fused import Fused, captured
+from ..graphs import Capture
+from ..loop import check_start, integrate, select_first_step
 from ..observers import (
     AtTimes,
     EveryStep,
@@ -29,7 +32,7 @@ from ..observers import (
 from ..pace import Pace, RecordedPace
 from ..problem import Forward, Plan, Problem
 from ..purity import Purity
-from ..state import real_dtype
+from ..state import is_finite, real_dtype
 from ..steering import Recheck
 
 
@@ -85,12 +88,25 @@ class ForwardPass:
         """The steps that were taken, if they are kept."""
         return [] if self.tape is None else self.tape.plans
 
-    def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
+    def engine(self, field: Field | None = None, shifts: Shifts | None = None, kind: type[Fused] = Fused) -> Eager:
+        """What takes the steps: compiled, where that was asked for and is possible."""
         problem = self.problem
         log = None if self.recorder is None else self.recorder.evaluations
+        if problem.compile and field is None and shifts is None:
+            engine = kind(problem.field, problem.solver, problem.y0, self.purity, self.tally, None, log)
+            engine.capture, engine.norm = lambda: self.capture, problem.error
+            return engine
         return Eager(
             problem.field if field is None else field, problem.solver, problem.y0, self.purity, self.tally, shifts, log
         )
+
+    @cached_property
+    def capture(self) -> Capture | None:
+        """The field as a graph, where the solve is to be compiled and can be."""
+        problem = self.problem
+        if not problem.compile or problem.times[0] == problem.times[-1]:
+            return None
+        return captured(problem, self.start().stage_time(0.0), self.purity)
 
     def run(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from ..engine import Eager
 from ..field import Field
 from ..observers import Tape
 from ..parameters import CaptureWatch, cut, differentiable, reachable, restricted
@@ -54,6 +55,10 @@ class FunctionAdjoint(Adjoint):
 
     @abstractmethod
     def tape(self, problem: Problem) -> Tape | None: ...
+
+    def engine(self, call: Call) -> Eager:
+        """What takes the steps of the forward pass."""
+        return call.forward.engine()
 
     @abstractmethod
     def backward(self, asked: Asked) -> Gradients: ...
@@ -135,6 +140,15 @@ class Call:
         # Parameters that were only found within reach: autograd must not insist that they stay as they are.
         self._unseen = {i: (x, x._version) for i, x in enumerate(params, 2 + n_args) if id(x) not in used}
 
+    def wanted(self, needs: Sequence[bool]) -> tuple[list[int], tuple[bool, ...]]:
+        """Where the solve is compiled: the ids of the args and parameters in need, and which inputs of the graph they
+        are."""
+        capture = self.forward.capture
+        assert capture is not None
+        given = [*self.forward.problem.field.arg_tensors, *self.params]
+        keys = [id(x) for x, need in zip(given, needs, strict=True) if need]
+        return keys, tuple(id(x) in keys for x in capture.rest)
+
     def finish(self, result: Forward) -> None:
         """The forward pass is done."""
         self.k1, self.result = None, result
@@ -202,7 +216,7 @@ class SolveFunction(Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         forward = call.forward
-        result = forward.run(forward.engine(), inputs[0].detach(), k1=call.k1)
+        result = forward.run(call.adjoint.engine(call), inputs[0].detach(), k1=call.k1)
         call.finish(result)
         ctx.call = call
         ctx.set_materialize_grads(False)

@@ -14,6 +14,7 @@ from ..parameters import reachable, restricted
 from ..problem import Forward, Problem, Record, Stats
 from ..purity import Purity
 from .base import Adjoint, ForwardPass, has_tangent, transforms_active
+from .saved import Saved
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Direct(Adjoint):
     """
 
     def run(self, problem: Problem) -> Forward:
+        if problem.compile and not transforms_active():
+            return Saved().run(problem)
         shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
         modules, _ = reachable(problem.field.reach)
         forward = ForwardPass(problem, Purity(problem.y0.device, modules))

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from ..engine import Eager, TimeShifts
 from ..errors import NonFiniteState
-from ..loop import integrate, is_finite
+from ..fused import pull_program
+from ..loop import integrate
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
 from ..parameters import check_captures
 from ..problem import Plan, Problem, Record
+from ..state import is_finite
 from .base import ForwardPass, outputs_of
 from .binding import Asked, Gradients, leaf_of
 from .sums import Sums
-from .vjp import StepShifts, TimeGradient, check_cotangents, nonzero_rows, pull_back
+from .vjp import StepShifts, TimeGradient, check_cotangents, nonzero_rows, pull_back, spread
 
 
 class States(ABC):
@@ -78,6 +80,7 @@ class Sweep:
         flags = self.needs[2:]
         self.field, args, params = self.call.independent(self.args, flags[: len(self.args)])
         self.targets = [x for x, need in zip([*args, *params], flags, strict=True) if need]
+        self._prepare_compiled()
         self.sums = Sums(len(self.targets))
         self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
         self.outputs, first = outputs_of(self.problem)
@@ -138,6 +141,8 @@ class Sweep:
         own = None
         if adj is not None and adj_outputs is None and adj_dense is None and shifts is None:
             own = self.states.pull_back(j, self, adj)
+        if own is None and self.capture is not None and adj_dense is None and shifts is None:
+            own = self._pull_compiled(j, adj, adj_outputs)
         if own is not None:
             grad_y, grad_targets = own
         else:
@@ -159,11 +164,44 @@ class Sweep:
         self.sums.add(grad_targets)
         if self.time is not None:
             self.time.add(plan, low, *grad_times)
+        self.check_gradient(grad_y, plan)
+        return grad_y
+
+    def check_gradient(self, grad_y: Tensor | None, plan: Plan) -> None:
         if self.problem.throw and grad_y is not None and not is_finite(grad_y):
             paired = self.problem.solver.paired
             leaf = self.problem.field.layout.culprit(grad_y.sum(0) if paired else grad_y)
             self._fail("the state", plan, leaf)
-        return grad_y
+
+    def _pull_compiled(
+        self, j: int, adj: Tensor | None, adj_outputs: Tensor | None
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The same with one program."""
+        assert self.capture is not None
+        y, plan, solver = self.states.before(j, self), self.plans[j], self.problem.solver
+        end, start, slopes = spread(adj, adj_outputs, self.outputs, plan, self.call.forward.ranges[j], solver)
+        cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
+        program = pull_program(self.capture, solver, self._wanted, y, slopes is not None)
+        grad_y, *grads = program(plan, y, cotangents, self.capture.rest)
+        evaluated = [plan.stage_time(c) for c in program.nodes.evaluated]
+        self.tally.nfe += len(evaluated)
+        self.pulled += len(evaluated)
+        if self.evaluations is not None:
+            self.evaluations.extend(evaluated)
+        return grad_y if start is None else grad_y + start, self.by_target(grads)
+
+    def _prepare_compiled(self) -> None:
+        """Which of the tensors that the graph takes get a gradient, and for which target each is."""
+        self.capture = self.call.forward.capture
+        if self.capture is None:
+            return
+        self._keys, self._wanted = self.call.wanted(self.needs[2:])
+        self._sources = [id(x) for x, want in zip(self.capture.rest, self._wanted, strict=True) if want]
+
+    def by_target(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gradients of a program in the order of the targets; none for a target that the field does not use."""
+        found = dict(zip(self._sources, grads, strict=True))
+        return [found.get(key) for key in self._keys]
 
     def _check_cotangents(self) -> None:
         """Refuse what the loss handed us if it is not finite, before any work is done."""

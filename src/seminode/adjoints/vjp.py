@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ..engine import Eager
 from ..errors import NonFiniteState
-from ..loop import is_finite
+from ..interpolation import weights_at
 from ..observers import Outputs
 from ..problem import Plan, Stats
-from ..state import real_dtype
+from ..solvers import Solver
+from ..state import is_finite, real_dtype
 
 
 def nonzero_rows(grad: Tensor | None) -> list[bool]:
@@ -104,3 +105,28 @@ def pull_back(
     )
     split = 1 + len(times)
     return grads[0], list(grads[1:split]), list(grads[split:])
+
+
+def spread(
+    adj: Tensor | None,
+    adj_outputs: Tensor | None,
+    outputs: Outputs,
+    plan: Plan,
+    bounds: tuple[int, int],
+    solver: Solver,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Cotangents of a step's end, its start and its slopes, from those of its end and of the outputs in it.
+
+    An output inside a step is y0 + dt·Σ bᵢ(x)·kᵢ, so that its pull-back is a combination too.
+    """
+    if adj_outputs is None:
+        return adj, None, None
+    xs = outputs.inside(plan, *bounds)
+    inner, ends = adj_outputs[: len(xs)], adj_outputs[len(xs) :]
+    if len(ends):
+        adj = ends.sum(0) if adj is None else adj + ends.sum(0)
+    if not xs:
+        return adj, None, None
+    weights = torch.tensor([weights_at(solver.interpolant, x) for x in xs], dtype=torch.float64)
+    weights = (plan.dt * weights).to(inner)
+    return adj, inner.sum(0), torch.tensordot(weights.T, inner, 1)

@@ -176,7 +176,7 @@ class HyperSolver(nn.Module, Solver):
             raise ValueError(f"correction: expected a tensor of shape {tuple(z.shape)} as the state has, found {found}")
         return g
 
-    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
+    def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError("a hypersolver has no error estimate")
 
     def extra_repr(self) -> str:

@@ -65,7 +65,7 @@ class ExplicitRungeKutta(Solver):
     def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
         return runge_kutta_step(self._later, self._weights, slope, dt, y0, k1)
 
-    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
+    def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ class ReversibleHeun(ReversibleSolver):
         y1 = y + scaled_sum(dt, ((0, 0.5), (1, 0.5)), [k1, k2])
         return torch.stack([y1, z1]), [k1, k2]
 
-    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
+    def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, ((0, -0.5), (1, 0.5)), slopes)
 
     def invert(self, slope: Slope, dt: float, end: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class ReversibleRK(ReversibleSolver):
 
         return end, runge_kutta_step(self._later, self._weights, mirrored, _reversed(dt), y1, end)[1]
 
-    def error(self, dt: float, slopes: Sequence[Tensor]) -> Tensor:
+    def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
 
     def invert(self, slope: Slope, dt: float, end: Tensor) -> Tensor:

@@ -1,0 +1,165 @@
+"""A field as a graph of tensor operations, and programs that are made of it and compiled.
+
+The compiler's front end (TorchDynamo) looks at the field once a solve. It finds out whether a graph that it has seen
+before still stands for the field (its *guards*: Python values, shapes, dtypes), and makes a new one if not. During a
+solve a field cannot change. So all later calls go around the front end, straight to programs that were compiled out
+of the graph by the back end (Inductor): a whole step, or the pull-back of a whole step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .state import Layout
+
+Program = Callable[[list[Any]], Sequence[Tensor]]
+
+#: How many graphs the front end may keep of one kind of solve: fields, shapes, dtypes.
+GRAPHS = 64
+
+
+class FieldGraph:
+    """k = f(t, y) as a graph whose inputs are all tensors that the field uses, and the programs made of it."""
+
+    def __init__(self, module: Callable[..., tuple[Tensor]]):
+        self._module = module
+        self._programs: dict[Hashable, Any] = {}
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+        return self._module(*inputs)[0]
+
+    def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """A program of this graph, made when it is first asked for."""
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
+
+
+class Capture(NamedTuple):
+    """A field at the start of a solve: its graph, and the tensors that the graph takes."""
+
+    graph: FieldGraph
+    inputs: tuple[Tensor, ...]
+    t: int | None  # where among the inputs the time is, if the field reads it
+    y: int | None
+    k: Tensor  # the field's answer
+
+    @property
+    def rest(self) -> list[Tensor]:
+        """The inputs other than t and y: parameters, args, what is closed over."""
+        return [x for i, x in enumerate(self.inputs) if i not in (self.t, self.y)]
+
+    def evaluate(self, t: Tensor, y: Tensor, rest: Sequence[Tensor]) -> Tensor:
+        """The field as a function of tensors alone."""
+        others = iter(rest)
+        return self.graph([t if i == self.t else y if i == self.y else next(others) for i in range(len(self.inputs))])
+
+
+_latest = threading.local()
+
+
+def _backend(module: Any, examples: Any) -> Callable[..., Any]:
+    """What the front end hands its graphs to."""
+    graph = FieldGraph(module)
+
+    def run(*inputs: Tensor) -> tuple[Tensor]:
+        _latest.seen = graph, inputs
+        return (graph(inputs),)
+
+    return run
+
+
+def _evaluate(func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...]) -> Tensor:
+    if layout.single:
+        return func(t, y, *args)
+    leaves = layout.arrange(func(t, layout.unpack(y), *args))
+    assert leaves is not None
+    return layout.join(leaves)
+
+
+class FrontEnd:
+    """Captures fields. One for each layout of the state, so that none is held up by the number of others."""
+
+    def __init__(self) -> None:
+        code = _evaluate.__code__
+        # A function of its own to the front end, which counts graphs by code.
+        own = FunctionType(code.replace(co_name="evaluate"), globals())
+        self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False)
+
+    def capture(self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...]) -> Capture:
+        import torch._dynamo
+
+        _latest.seen = None
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=GRAPHS):
+            k = self._evaluate(func, layout, t, y, args)
+        if _latest.seen is None:
+            raise RuntimeError("the field has no operations to compile")
+        seen: Any = _latest.seen
+        graph, inputs = seen
+        _latest.seen = None
+        if k.shape != y.shape or k.dtype != y.dtype:
+            raise RuntimeError("the field answers in another shape or dtype than that of the state")
+        where = {id(x): i for i, x in enumerate(inputs)}
+        return Capture(graph, inputs, where.get(id(t)), where.get(id(y)), k)
+
+
+_front_ends: dict[Hashable, FrontEnd] = {}
+
+
+def capture(func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...]) -> Capture:
+    """The field's graph, its inputs and its answer. Raises whatever the compiler does not like about the field."""
+    key = layout, y.dtype, y.device
+    if key not in _front_ends:
+        _front_ends[key] = FrontEnd()
+    return _front_ends[key].capture(func, layout, t.detach(), y.detach(), args)
+
+
+def compile_graph(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> Program:
+    """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties."""
+    return back_end(traced(function, examples), list(examples))
+
+
+def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(module, examples)  # type: ignore[return-value]
+
+
+def traced(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    functional = torch.func.functionalize(function, remove="mutations")
+    with torch.no_grad():
+        module = make_fx(functional, decomposition_table=select_decomp_table())(*examples)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def compile_joint(
+    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], outputs: int
+) -> tuple[Program, Program]:
+    """Two programs out of one function: (*inputs, *cotangents) ↦ its outputs, then the gradients.
+
+    The first takes the inputs and returns the outputs, then what the second takes before the cotangents; the second
+    returns the gradients. What is kept between them and what is computed again is decided by the compiler.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    module = traced(function, [*inputs, *cotangents])
+    # The names by which the partitioner knows what belongs where.
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        own = i - len(inputs)
+        node.name = node.target = f"primals_{i + 1}" if own < 0 else f"tangents_{own + 1}"
+    module.recompile()
+    forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=outputs)
+    first = back_end(forward, list(inputs))
+    kept = first(list(inputs))[outputs:]
+    return first, back_end(backward, [*kept, *cotangents])
