@@ -202,3 +202,10 @@ def test_neighbours(t: float) -> None:
         below, above = neighbours(t, dtype)
         at = torch.tensor(t, dtype=dtype)
         assert torch.tensor(below, dtype=dtype) < at < torch.tensor(above, dtype=dtype)
+
+
+@pytest.mark.parametrize("n", [7, 18, 24, 49, 93])
+@pytest.mark.parametrize("ts", [(0.0, 1.0), (1.0, 0.0), (-1.0, 0.0), (0.0, -1.0)])
+def test_as_many_steps_as_were_asked_for(n, ts):
+    sol = sn.solve(lambda t, y: -y, torch.ones(1), ts, solver="euler", controller=sn.FixedStep(1 / n))
+    assert sol.stats.accepted == n

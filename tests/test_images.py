@@ -312,3 +312,11 @@ def test_shapes_of_tensors_are_checked():
 def test_repr_says_what_it_is():
     text = repr(small_flow())
     assert "shape=(1, 4, 4), alpha=0.05, deterministic_eval=False, rtol=1e-07" in text
+
+
+def test_options_and_the_end_may_be_changed_later():
+    flow = MultiscaleCNF((1, 4, 4), hidden=4, scales=2, blocks=1)
+    flow.options = {"solver": "euler", "controller": sn.FixedStep(0.5)}
+    flow.t1 = 2.0
+    flow.log_prob(torch.randint(256, (2, 1, 4, 4)))
+    assert [stats.nfe for stats in flow.stats] == [4, 4]

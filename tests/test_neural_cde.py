@@ -121,6 +121,35 @@ def test_gradients_of_data_and_parameters(path: str, adjoint: Any) -> None:
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
 
 
+def test_times_may_be_differentiated() -> None:
+    """Without a time channel nothing depends on when the observations come; with one, as differences say."""
+    x, times = series(batch=2, knots=4), torch.tensor([0.0, 0.7, 1.5, 3.0], dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(model(time=False, rtol=1e-8)(x, times).sum(), [times])
+    assert float(grad.abs().max()) < 1e-6
+    net = model(rtol=1e-9, atol=1e-10)
+    (grad,) = torch.autograd.grad(net(x, times).sum(), [times])
+    h = torch.zeros(4, dtype=torch.float64)
+    h[2] = 1e-4
+    with torch.no_grad():
+        difference = (net(x, times + h).sum() - net(x, times - h).sum()) / 2e-4
+    torch.testing.assert_close(grad[2], difference, rtol=1e-5, atol=1e-7)
+
+
+def test_a_users_jumps_are_added_to_those_of_the_path() -> None:
+    net = model(rtol=1e-3, atol=1e-3, jumps=[0.5, 2.5])
+    net(series())
+    assert net.stats[0].jumps == 7 + 2
+    net.options["jumps"] = None
+    net(series())
+    assert net.stats[0].jumps == 7
+
+
+def test_rectilinear_runs_on_the_clock_of_the_observations() -> None:
+    net, x = model("rectilinear", **FIXED), series()
+    assert net(x, ts="knots").shape == (9, 4, 3)
+    torch.testing.assert_close(net(x, ts=range(9))[-1], net(x))
+
+
 def test_outputs_at_chosen_times() -> None:
     net, x = model(rtol=1e-7, atol=1e-8), series()
     ys = net(x, ts="knots")
@@ -138,8 +167,7 @@ def test_causality_of_rectilinear_paths() -> None:
     changed[:, 5:] += 1.0
     for path, same in (("rectilinear", True), ("natural_cubic", False)):
         net = model(path, **FIXED)
-        at = 2 * 4 if path == "rectilinear" else 4
-        close = torch.allclose(net(x, ts="knots")[at], net(changed, ts="knots")[at], atol=1e-10)
+        close = torch.allclose(net(x, ts="knots")[4], net(changed, ts="knots")[4], atol=1e-10)
         assert close is same, path
 
 
@@ -195,6 +223,16 @@ LENGTHS = torch.tensor([9, 4, 7, 2])
         (lambda: model()(series().fill_(torch.nan)), r"x\[0, :, 1\]: expected at least one observation"),
         (lambda: model()(series(), lengths=torch.tensor([9, 4, 7, 10])), "lengths"),
         (lambda: model()(series(), series()[:, :, 0].abs().cumsum(1), ts=[0.0, 1.0]), "ts: expected None or 'knots'"),
+        (lambda: model()(series(), ts=[5.0, 8.0]), "ts: expected increasing times that begin with the first knot, 0"),
+        (lambda: model()(series(), ts=[8.0, 0.0]), "ts: expected increasing times"),
+        (lambda: model()(series(), ts="steps"), "ts: expected times or 'knots', found 'steps'"),
+        (lambda: model()(paths.append_time(series())[0]), "x: expected"),
+        (lambda: model()(paths.linear(paths.append_time(series())[0])), "x: expected a path of a batch of series"),
+        (
+            lambda: NeuralCDE(2, 5, field=nn.Linear(5, 15)).double()(series()),
+            r"field: expected a matrix .* 5, 3",
+        ),
+        (lambda: NeuralCDE(2, 5, time=2), "time: expected True or False"),  # type: ignore[arg-type]
         (lambda: model()(paths.linear(series())), "x: expected a path with 3 channels, found 2"),
         (lambda: model("spline"), "path: expected one of linear, rectilinear"),
         (lambda: model("rectilinear", time=False), "path: 'rectilinear' moves along the time channel"),

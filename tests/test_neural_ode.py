@@ -115,6 +115,22 @@ def test_costs_are_integrals_that_do_not_steer() -> None:
     torch.testing.assert_close(fixed(x, costs=True)[1], costs, rtol=1e-3, atol=1e-4)
 
 
+def test_costs_do_not_turn_negative_with_time() -> None:
+    model = NeuralODE(Turn(2.0), regularisers=[Speed()], rtol=1e-6, atol=1e-6)
+    _, there = model(points(), ts=[0.0, 1.0], costs=True)
+    _, back = model(points(), ts=[1.0, 0.0], costs=True)
+    torch.testing.assert_close(back, there, rtol=1e-4, atol=1e-6)
+
+
+def test_norms_and_tolerances_of_the_state_serve_with_costs_too() -> None:
+    options: dict[str, Any] = {"norm": lambda z: z.abs().max(), "atol": torch.tensor([1e-3, 1e-6]).double()}
+    model = NeuralODE(Turn(2.0), regularisers=[Speed()], **options)
+    model(points())
+    nfe = model.nfe
+    model(points(), costs=True)
+    assert model.nfe == nfe
+
+
 def test_steer_draws_ends_in_training_only() -> None:
     torch.manual_seed(0)
     model, x = NeuralODE(lambda t, z: torch.ones_like(z), steer=0.4, rtol=1e-6), torch.zeros(1, 1, dtype=torch.float64)
@@ -137,6 +153,7 @@ def test_steer_keeps_times_in_order() -> None:
     assert torch.equal(steer(ts, 0.0), ts)
     with pytest.raises(ValueError, match=r"width: expected below 0\.25 .* found 0\.25"):
         steer(ts, 0.25)
+    assert steer(torch.arange(3), 0.2).dtype == torch.float64
     with pytest.raises(ValueError, match="ts: expected shape"):
         steer([1.0], 0.1)
 
@@ -150,6 +167,9 @@ def test_steer_keeps_times_in_order() -> None:
         (lambda: NeuralODE(Turn(), augment=1, lift=nn.Linear(2, 2)), "augment, lift: expected one of them"),
         (lambda: NeuralODE(Turn(), steer=1.0), "steer: expected below t1 = 1, found 1"),
         (lambda: NeuralODE(None), r"field: expected a callable field\(t, z\), found NoneType"),  # type: ignore[arg-type]
+        (lambda: NeuralODE(Turn(), regularisers=Speed()), "regularisers: expected a sequence"),  # type: ignore[arg-type]
+        (lambda: NeuralODE(Turn(), regularisers=[Speed]), r"regularisers\[0\]: .* found the class Speed"),
+        (lambda: NeuralODE(lambda t, z: z, readout=nn.Linear(4, 2))(torch.zeros(4)), "x: expected a batch"),
         (lambda: NeuralODE(Turn(), regularisers=[Speed(), Speed()]), "regularisers: expected names of their own"),
         (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),
         (

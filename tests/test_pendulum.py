@@ -190,3 +190,10 @@ def test_bad_input_is_named() -> None:
         pendulum.simulate(lambda x: torch.zeros(1, 2), steps=1)
     with pytest.raises(ValueError, match=r"x0: expected a state .* found 2 numbers"):
         pendulum.simulate(lambda x: torch.zeros(2), steps=1, x0=(0.0, 0.0))
+
+
+def test_a_pendulum_that_is_never_slow_enough():
+    with pytest.raises(ValueError, match=r"torque, steps: expected a pendulum that stays below"):
+        pendulum.trial(pendulum.resets(), (500.0, 0.0))
+    with pytest.raises(ValueError, match="x, u: expected finite states and torques"):
+        pendulum.trial(pendulum.resets(), (float("nan"), 0.0))

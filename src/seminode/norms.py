@@ -93,6 +93,12 @@ class Without:
         leaves = leaves_of(y)
         return mixed_per_tensor([leaf for leaf, no in zip(leaves, self.integrals, strict=True) if not no])
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Without) and self.integrals == other.integrals
+
+    def __hash__(self) -> int:
+        return hash((Without, self.integrals))
+
     def __repr__(self) -> str:
         return f"Without({self.integrals})"
 

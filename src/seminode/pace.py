@@ -56,6 +56,8 @@ class Pace:
         if not land:
             self._places.append(Place(math.inf, is_jump=False, is_end=False))
         self._span = self._end - self._s
+        # A clock that began at 1 cannot end on 0 to the last digit of a number near 0.
+        self._resolution = _rounding(self._s, self._end)
         self._carry = 0.0  # what rounding has kept from the clock so far
         self._next = 0
         self._floating = True
@@ -99,7 +101,8 @@ class Pace:
         """
         place = self._places[self._next]
         s1 = self._s + (proposal + self._carry)
-        landing = place.s < math.inf and s1 >= place.s - _rounding(self._s, place.s)
+        near = max(_rounding(self._s, place.s), self._resolution)
+        landing = place.s < math.inf and s1 >= place.s - near
         if landing:
             s1 = place.s
         t0, t1 = self._sign * self._s, self._sign * s1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..arguments import check_count, check_number
 from ..norms import Without
 from ..problem import Solution, Stats
 from ..solve import solve
@@ -24,8 +26,8 @@ class SolvingModule(nn.Module):
     """A module whose forward pass solves a differential equation.
 
     Every model takes options of [`solve`][seminode.solve] by their names: `solver`, `rtol`, `atol`, `controller`,
-    `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`. They are kept in `options`, a dict that may be
-    changed later.
+    `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`, `compile`. They are kept in `options`, a dict that
+    may be changed later.
 
     Leaves of the state that are only integrals (log-probabilities, running costs) are left out of error control unless
     `norm` is given; `norm="mixed"` lets every leaf have its say, as in the published experiments.
@@ -74,9 +76,8 @@ class SolvingModule(nn.Module):
     ) -> Solution:
         """Solve with the model's options and count. `integrals` says which leaves of y0 are only integrals."""
         options = {**self.options, **more}
-        controller = options.get("controller")
-        if any(integrals) and options.get("norm") is None and (controller is None or controller.adaptive):
-            options["norm"] = Without(integrals)
+        if any(integrals):
+            options.update(_without_integrals(options, integrals))
         solution = solve(field, y0, ts, **options)
         self._stats = (solution.stats,)
         return solution
@@ -96,13 +97,40 @@ class SolvingModule(nn.Module):
             return self.solve(field, z0, ts, **more).ys, {}
         more = {"args": noise_for(running, z0, noise), "integrals": integrals_of(running), **more}
         zs, *integrals = self.solve(partial(along, field, tuple(running)), start(z0, running), ts, **more).ys
-        return zs, {one.name: values[-1] for one, values in zip(running, integrals, strict=True)}
+        # A cost is ∫ r |dt|: running a solution backwards does not earn it back.
+        sign = -1.0 if float(ts[-1]) < float(ts[0]) else 1.0
+        return zs, {one.name: sign * values[-1] for one, values in zip(running, integrals, strict=True)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stats": ()}  # what was counted belongs to a run, not to the model
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+@dataclass(frozen=True)
+class OfState:
+    """A norm of one's own, of the state alone."""
+
+    norm: Callable[[Any], Any]
+
+    def __call__(self, y: Any) -> Tensor:
+        return self.norm(y[0])
+
+
+def _without_integrals(options: dict[str, Any], integrals: Sequence[bool]) -> dict[str, Any]:
+    """Norm and tolerances, which are meant for the state, for one with integrals behind it."""
+    changed: dict[str, Any] = {}
+    norm, controller = options.get("norm"), options.get("controller")
+    if norm is None and (controller is None or getattr(controller, "adaptive", False)):
+        changed["norm"] = Without(integrals)
+    elif callable(norm) and not isinstance(norm, Without):
+        changed["norm"] = OfState(norm)
+    for name in ("rtol", "atol"):
+        value = options.get(name)
+        if isinstance(value, Tensor) and value.ndim > 0:
+            changed[name] = (value, *(float(value.min()) for one in integrals if one))
+    return changed
 
 
 def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> None:
@@ -114,3 +142,16 @@ def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> 
     if x.ndim == 0 or x.shape[-1] not in channels:
         wanted = " or ".join(f"(..., {count})" for count in channels)
         raise ValueError(f"{name}: expected {meaning} of shape {wanted}, found {tuple(x.shape)}")
+
+
+def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
+    if isinstance(widths, int) or not isinstance(widths, Sequence):
+        raise TypeError(f"{name}: expected the widths of the hidden layers, found {type(widths).__name__}")
+    return tuple(check_count(f"{name}[{i}]", width) for i, width in enumerate(widths))
+
+
+def check_end(t1: Any) -> float:
+    t1 = check_number("t1", t1)
+    if not t1 > 0.0:
+        raise ValueError(f"t1: expected an end above 0, found {t1:g}")
+    return t1

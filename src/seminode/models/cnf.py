@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..arguments import check_count
-from .base import SolvingModule
+from .base import SolvingModule, check_end, check_hidden
 from .running import Regulariser, along, check_names, integrals_of, noise_for, start
 from .traces import Trace, chosen_trace
 
@@ -33,7 +33,7 @@ class CNF(SolvingModule):
             other: batch normalisation has no place in it.
         trace: `"hutchinson"`, an unbiased estimate from one draw of noise a solve; `"exact"`, at one VJP a dimension;
             `"hollow"`, exact at one VJP, for a `HollowMLP`; or a [`Trace`][seminode.models.traces.Trace].
-        noise: of the estimate: `"gaussian"` or `"rademacher"`.
+        noise: of the estimate: `"gaussian"` (the default) or `"rademacher"`.
         regularisers: running costs to be integrated along, and returned by `log_prob(x, costs=True)`.
         t1: the end T of the time interval, above 0.
         base: the density q, with `log_prob` and `sample`, over whole samples, as
@@ -55,7 +55,7 @@ class CNF(SolvingModule):
         field: Callable[[Tensor, Tensor], Tensor],
         *,
         trace: str | Trace = "hutchinson",
-        noise: str = "gaussian",
+        noise: str | None = None,
         regularisers: Sequence[Regulariser] = (),
         t1: float = 1.0,
         base: Any = None,
@@ -64,13 +64,11 @@ class CNF(SolvingModule):
         super().__init__(**options)
         if not callable(field):
             raise TypeError(f"field: expected a callable field(t, z), found {type(field).__name__}")
-        if not (t1 > 0.0 and math.isfinite(t1)):
-            raise ValueError(f"t1: expected a finite time above 0, found {t1!r}")
         self.field = field
         self.trace = chosen_trace(trace, noise)
         self.trace.check(field)
         self.regularisers = check_names(regularisers, Trace.name)
-        self.t1 = float(t1)
+        self.t1 = check_end(t1)
         self.base = base
 
     def forward(self, x: Tensor, costs: bool = False) -> Any:
@@ -264,7 +262,7 @@ class ConcatMLP(nn.Module):
             raise ValueError(f"activation: expected {' or '.join(map(repr, ACTIVATIONS))}, found {activation!r}")
         self.dim = check_count("dim", dim)
         self.activation = activation
-        sizes = (dim, *widths, dim)
+        sizes = (dim, *check_hidden("widths", widths), dim)
         layers = [ConcatLinear(n, m) for n, m in pairwise(sizes)]
         if zero_init:
             nn.init.zeros_(layers[-1].linear.weight)
@@ -298,6 +296,8 @@ class HollowMLP(nn.Module):
     def __init__(self, dim: int, widths: Sequence[int], features: int = 8):
         super().__init__()
         self.dim, self.features = check_count("dim", dim), check_count("features", features)
+        if not check_hidden("widths", widths):
+            raise ValueError("widths: expected at least one hidden layer, found none")
         # A unit of degree k sees the first k coordinates; the i-th h may see units of degree below i alone.
         degrees = [torch.arange(dim) + 1, *(torch.arange(n) % max(1, dim - 1) + 1 for n in widths)]
         last = (torch.arange(dim) + 1).repeat_interleave(features)

@@ -31,6 +31,7 @@ def steer(ts: Tensor | Sequence[float], width: float, generator: torch.Generator
     """
     width = check_number("width", width)
     times = ts if isinstance(ts, Tensor) else torch.tensor([float(t) for t in ts], dtype=torch.float64)
+    times = times if times.is_floating_point() else times.double()
     if times.ndim != 1 or len(times) < 2:
         raise ValueError(f"ts: expected shape (n,) with n >= 2, found {tuple(times.shape)}")
     gaps = times.detach().diff().abs()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_count, check_flags
-from .base import SolvingModule, check_channels
+from .base import SolvingModule, check_channels, check_hidden
 from .products import vjp
 
 
@@ -20,12 +20,6 @@ def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequen
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), activation()]
     return nn.Sequential(*layers[:-1])
-
-
-def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
-    if isinstance(widths, int) or not isinstance(widths, Sequence):
-        raise TypeError(f"{name}: expected the widths of the hidden layers, found {type(widths).__name__}")
-    return tuple(check_count(f"{name}[{i}]", width) for i, width in enumerate(widths))
 
 
 class HamiltonianField(nn.Module):

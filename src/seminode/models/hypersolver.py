@@ -29,23 +29,23 @@ class CorrectionNet(nn.Module):
     Arguments:
         dim: size of the state.
         stages: s, how many slopes the base method evaluates: 2 for Heun's.
-        width, depth: size and number of the hidden layers.
+        width, layers: size and number of the hidden layers.
     """
 
     shift: Tensor
     spread: Tensor
     size: Tensor
 
-    def __init__(self, dim: int, stages: int, width: int = 32, depth: int = 2):
+    def __init__(self, dim: int, stages: int, width: int = 32, layers: int = 2):
         super().__init__()
-        for name, value in (("dim", dim), ("stages", stages), ("width", width), ("depth", depth)):
+        for name, value in (("dim", dim), ("stages", stages), ("width", width), ("layers", layers)):
             check_count(name, value)
         inputs = dim * (1 + stages) + 1
-        sizes = [inputs, *[width] * depth]
-        layers: list[nn.Module] = []
+        sizes = [inputs, *[width] * layers]
+        hidden: list[nn.Module] = []
         for a, b in itertools.pairwise(sizes):
-            layers += [nn.Linear(a, b), nn.SiLU()]
-        self.net = nn.Sequential(*layers, nn.Linear(width, dim))
+            hidden += [nn.Linear(a, b), nn.SiLU()]
+        self.net = nn.Sequential(*hidden, nn.Linear(width, dim))
         self.register_buffer("shift", torch.zeros(inputs))
         self.register_buffer("spread", torch.ones(inputs))
         self.register_buffer("size", torch.ones(dim))
@@ -92,7 +92,7 @@ class HyperSolver(nn.Module, Solver):
             (batch, ...); it returns the shape of z. It must be a deterministic function and is put into eval mode.
             `None` for a [`CorrectionNet`][seminode.models.hypersolver.CorrectionNet].
         dim: size of the state, where the correction is to be made here.
-        width, depth: of the correction that is made here.
+        width, layers: of the correction that is made here.
 
     Poli, Massaroli, Yamashita, Asama and Park, *Hypersolvers: toward fast continuous-depth models* (NeurIPS 2020,
     arXiv:2007.09601).
@@ -128,14 +128,14 @@ class HyperSolver(nn.Module, Solver):
         *,
         dim: int | None = None,
         width: int = 32,
-        depth: int = 2,
+        layers: int = 2,
     ):
         super().__init__()
         self.base = _base(base)
         if correction is None:
             if dim is None:
                 raise ValueError("correction: expected a module, or dim= to make one here, found neither")
-            correction = CorrectionNet(dim, self.base.stages, width, depth)
+            correction = CorrectionNet(dim, self.base.stages, width, layers)
         elif not isinstance(correction, nn.Module):
             raise TypeError(f"correction: expected a module, found {type(correction).__name__}")
         elif dim is not None:
@@ -178,6 +178,12 @@ class HyperSolver(nn.Module, Solver):
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError("a hypersolver has no error estimate")
+
+    def train(self, mode: bool = True) -> HyperSolver:
+        """Of no effect on the correction, which must be one and the same function in every step."""
+        super().train(mode)
+        self.correction.eval()
+        return self
 
     def extra_repr(self) -> str:
         return f"base={self.base!r}"

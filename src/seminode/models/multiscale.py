@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_count
-from .base import SolvingModule
+from .base import SolvingModule, check_end
 from .cnf import CNF, ConvField, standard_normal_log_prob
 from .images import (
     bits_per_dim,
@@ -72,7 +72,7 @@ class MultiscaleCNF(SolvingModule):
         deterministic_eval: bool = False,
         zero_init: bool = True,
         trace: str | Trace = "hutchinson",
-        noise: str = "gaussian",
+        noise: str | None = None,
         regularisers: Sequence[Regulariser] = (),
         t1: float = 1.0,
         **options: Any,
@@ -96,9 +96,16 @@ class MultiscaleCNF(SolvingModule):
                 )
                 for _ in range(check_count("blocks", blocks))
             ]
-            for flow in flows:
-                flow.options = self.options
             self.scales.append(nn.ModuleList(flows))
+
+    @property
+    def t1(self) -> float:
+        return self._blocks()[0].t1
+
+    @t1.setter
+    def t1(self, t1: float) -> None:
+        for flow in self._blocks():
+            flow.t1 = check_end(t1)
 
     @property
     def regularisers(self) -> tuple[Regulariser, ...]:
@@ -144,6 +151,7 @@ class MultiscaleCNF(SolvingModule):
         """The x that `transform` takes to z, shape (batch, channels, height, width)."""
         if z.ndim != 2 or z.shape[1] != self.dims:
             raise ValueError(f"z: expected shape (batch, {self.dims}), found {tuple(z.shape)}")
+        self._share_options()
         channels, height, width = self.shape
         halved = 2 ** (len(self.scales) - 1)
         y = z.view(-1, channels * halved**2, height // halved, width // halved)
@@ -167,6 +175,7 @@ class MultiscaleCNF(SolvingModule):
     def _through(self, x: Tensor, costs: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"x: expected shape (batch, {', '.join(map(str, self.shape))}), found {tuple(x.shape)}")
+        self._share_options()
         z, log_det = logit(x, self.alpha)
         delta, totals = -log_det, {}
         for i in range(len(self.scales)):
@@ -179,6 +188,10 @@ class MultiscaleCNF(SolvingModule):
                 z, delta, integrated = flow.transform_with_costs(z, delta)
                 totals = {name: totals.get(name, 0.0) + cost for name, cost in integrated.items()}
         return z.flatten(1), delta, totals
+
+    def _share_options(self) -> None:
+        for flow in self._blocks():
+            flow.options = self.options
 
     def _blocks_at(self, scale: int) -> list[CNF]:
         return list(self.scales[scale])  # type: ignore[arg-type]

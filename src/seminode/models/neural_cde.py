@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 
 from .. import paths
-from ..arguments import check_count
+from ..arguments import check_count, check_flags, check_times
 from ..controllers import Adaptive, Integral
 from ..paths import Path
 from .base import SolvingModule, check_channels
@@ -49,7 +50,13 @@ class MatrixField(nn.Sequential):
 
 def controlled(field: Callable[[Tensor], Tensor], path: Path, t: Tensor, z: Tensor) -> Tensor:
     """F(z) dX/dt."""
-    return (field(z) @ path.derivative(t).unsqueeze(-1)).squeeze(-1)
+    matrix, slope = field(z), path.derivative(t)
+    if matrix.shape != (*z.shape, slope.shape[-1]):
+        raise ValueError(
+            f"field: expected a matrix of shape {(*z.shape, slope.shape[-1])} (batch, hidden, control channels), found "
+            f"{tuple(matrix.shape)}"
+        )
+    return (matrix @ slope.unsqueeze(-1)).squeeze(-1)
 
 
 class NeuralCDE(SolvingModule):
@@ -108,6 +115,7 @@ class NeuralCDE(SolvingModule):
         **options: Any,
     ):
         super().__init__(**options)
+        check_flags(time=time, intensity=intensity, land=land)
         if path not in INTERPOLATIONS:
             raise ValueError(f"path: expected one of {', '.join(INTERPOLATIONS)}, found {path!r}")
         if path == "rectilinear" and not time:
@@ -163,25 +171,30 @@ class NeuralCDE(SolvingModule):
             x: observations (batch, knots, channels), NaN where missing; or a path made by `control` before.
             times: of the observations: (knots,), or (batch, knots) for times of each series' own; by default 0, 1, 2, …
             lengths: how many observations each series has (batch,); what comes after them is not looked at.
-            ts: times of the outputs, from the first knot on; `"knots"` for all knots. After its own end, the output of
-                a series stays as it is. With times of each series' own, only `"knots"`.
+            ts: times of the outputs, increasing, the first of them that of the first observation; `"knots"` for the
+                times of all observations. After its own end, the output of a series stays as it is. With times of each
+                series' own, or with times that are differentiated, only `"knots"`.
             costs: whether to return `(output, costs)`: the integrals of the regularisers by name, one value per sample.
+                They are integrals over the clock of the solve: with times of each series' own that counts knots.
         """
         control = x if isinstance(x, Path) else self.control(x, times, lengths)
         if isinstance(x, Path) and not (times is None and lengths is None):
             raise ValueError("times, lengths: a path has its own; expected neither of them with it")
         if control.channels != self.control_channels:
             raise ValueError(f"x: expected a path with {self.control_channels} channels, found {control.channels}")
-        if control.times.ndim > 1:
+        if not control.batch_shape:
+            raise ValueError("x: expected a path of a batch of series, found one of a single series")
+        # The equation does not care about the clock. That one counts knots, which all series share and nothing moves.
+        if control.times.ndim > 1 or control.times.requires_grad:
             if not (ts is None or (isinstance(ts, str) and ts == "knots")):
-                raise ValueError("ts: expected None or 'knots' where every series has its own times")
+                raise ValueError("ts: expected None or 'knots' where times are each series' own, or differentiated")
             control = control.on_index_clock()
-        asked: Any = control.times if isinstance(ts, str) and ts == "knots" else ts
+        asked = self._asked(control, ts)
         z0 = self.initial(control.evaluate(control.times[0]))
         zs, integrals = self.solve_along(
             partial(controlled, self.field, control),
             z0,
-            control.interval if asked is None else asked,
+            asked,
             self.regularisers if costs else (),
             **self._places(control),
             save="last" if ts is None else "ts",
@@ -190,9 +203,24 @@ class NeuralCDE(SolvingModule):
         y = y[-1] if ts is None else y
         return (y, integrals) if costs else y
 
+    def _asked(self, control: Path, ts: Any) -> Any:
+        """The times of the outputs; the first knot is where the initial value belongs."""
+        if ts is None:
+            return control.interval
+        if isinstance(ts, str):
+            if ts != "knots":
+                raise ValueError(f"ts: expected times or 'knots', found {ts!r}")
+            return control.times[::2] if self.path == "rectilinear" else control.times  # half of its knots are added
+        _, times = check_times(ts, control.times)
+        first = control.interval[0]
+        if abs(times[0] - first) > 1e-6 * max(1.0, abs(first)) or times[-1] < times[0]:
+            raise ValueError(f"ts: expected increasing times that begin with the first knot, {first:g}, found {times}")
+        return ts
+
     def _places(self, control: Path) -> dict[str, Any]:
         """Where steps must end: at jumps, and as far as a controller has a choice on the other knots."""
-        jumps = self.options.get("jumps", control.jumps)
+        own = self.options.get("jumps")
+        jumps = sorted({*control.jumps.tolist(), *map(float, () if own is None else own)})
         controller = self.options.get("controller") or Integral()
         if not (self.land and control.smooth and isinstance(controller, Adaptive)):
             return {"jumps": jumps}
@@ -209,6 +237,8 @@ class NeuralCDE(SolvingModule):
         data = paths.append_intensity(x) if self.intensity else x
         if self.time:
             data = paths.append_time(data, times, lengths=lengths)
+        if self.path == "rectilinear" and times is None:
+            times = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)  # else it would count its own knots
         return INTERPOLATIONS[self.path](data, times, lengths=lengths)
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_count, check_number
-from .base import SolvingModule, check_channels
+from .base import SolvingModule, check_channels, check_end
 from .ends import steer
 from .running import Regulariser, check_names
 
@@ -122,11 +122,6 @@ class NeuralODE(SolvingModule):
 
 def read_out(readout: nn.Module | None, zs: Tensor) -> Tensor:
     """A readout of (batch, ...) applied to (times, batch, ...)."""
+    if zs.ndim < 3:
+        raise ValueError(f"x: expected a batch, shape (batch, ...), found a state of shape {tuple(zs.shape[1:])}")
     return zs if readout is None else readout(zs.flatten(0, 1)).unflatten(0, zs.shape[:2])
-
-
-def check_end(t1: Any) -> float:
-    t1 = check_number("t1", t1)
-    if not t1 > 0.0:
-        raise ValueError(f"t1: expected an end above 0, found {t1:g}")
-    return t1

@@ -56,5 +56,6 @@ def cifar10_flow(hidden: int = 64, **options: Any) -> MultiscaleCNF:
 
 
 def _flow(shape: tuple[int, int, int], hidden: int, alpha: float, options: dict[str, Any]) -> MultiscaleCNF:
-    options = {"rtol": 1e-5, "atol": 1e-5, "adjoint": Backsolve(), "alpha": alpha, **options}
+    # With the log-probability in the norm, as published.
+    options = {"rtol": 1e-5, "atol": 1e-5, "norm": "mixed", "adjoint": Backsolve(), "alpha": alpha, **options}
     return MultiscaleCNF(shape, hidden, scales=3, blocks=4, **options)

@@ -27,6 +27,7 @@ SEED = 456789
 DT = 0.05  # seconds, one step of the environment
 RESET = 3.14  # angles and velocities start uniformly within ±this
 SPEEDS = (4 * math.pi - 1e-3, 9 * math.pi - 1e-3)  # a trial that comes this fast is drawn again
+REDRAWS = 100  # of one trial
 TORQUES = ((0, 0), (0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0), (2, 0), (-2, 0))
 TRIALS, STEPS, WINDOW = 128, 32, 8
 SHARES = (0.7, 0.15)  # of the trials that are for training and for validation; the rest is for testing
@@ -87,6 +88,8 @@ def step(x: Sequence[float] | np.ndarray, u: Sequence[float]) -> np.ndarray:
     """The state 0.05 s after x, under constant torques; angles are not wrapped, nothing is clipped."""
     _, solve_ivp = _lab()
     u1, u2 = u
+    if not (math.isfinite(u1) and math.isfinite(u2) and all(map(math.isfinite, x))):
+        raise ValueError(f"x, u: expected finite states and torques, found {tuple(x)} and {(u1, u2)}")
 
     def field(t: float, x: Sequence[float]) -> tuple[float, ...]:
         q1, q2, w1, w2 = (float(v) for v in x)
@@ -105,15 +108,16 @@ def resets(seed: int = SEED) -> np.random.RandomState:
 def trial(rng: np.random.RandomState, torque: Sequence[float], steps: int = STEPS) -> np.ndarray:
     """States (steps, 4) after each of the steps, from a random start that is not recorded itself."""
     np, _ = _lab()
-    while True:
-        x = rng.uniform(-RESET, RESET, size=4)
-        states = []
-        for _ in range(steps):
-            x = step(x, torque)
-            states.append(x)
-        found = np.stack(states)
-        if (np.abs(found[:, 2:]) < SPEEDS).all():
-            return found
+    for _ in range(REDRAWS):
+        states = [rng.uniform(-RESET, RESET, size=4)]
+        while len(states) <= steps and (np.abs(states[-1][2:]) < SPEEDS).all():
+            states.append(step(states[-1], torque))
+        if len(states) > steps and (np.abs(states[-1][2:]) < SPEEDS).all():
+            return np.stack(states[1:])
+    raise ValueError(
+        f"torque, steps: expected a pendulum that stays below the speeds {SPEEDS}, found none in {REDRAWS} trials with "
+        f"torque {tuple(torque)} and {steps} steps"
+    )
 
 
 def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> Tensor:

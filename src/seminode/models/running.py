@@ -75,6 +75,12 @@ class Regulariser(Running):
 
 def check_names(regularisers: Sequence[Regulariser], *taken: str) -> tuple[Regulariser, ...]:
     """Refuse regularisers whose integrals could not be told apart."""
+    if isinstance(regularisers, str) or not isinstance(regularisers, Sequence):
+        raise TypeError(f"regularisers: expected a sequence of them, found {type(regularisers).__name__}")
+    for i, one in enumerate(regularisers):
+        if not isinstance(one, Regulariser):
+            found = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
+            raise TypeError(f"regularisers[{i}]: expected a Regulariser, found {found}")
     names = [*taken, *(regulariser.name for regulariser in regularisers)]
     if len(set(names)) < len(names):
         raise ValueError(f"regularisers: expected names of their own, found {names}")

@@ -151,7 +151,7 @@ def _residual(field: Callable[..., Any], t: Tensor, z: Tensor, slope: Tensor, ve
 
 
 class SpectralLoss(NamedTuple):
-    """One round of `train_spectral`: γ·L(z) + residual, L(z) alone, and mean ‖z′ − f‖²."""
+    """One round of `train_spectral`: γ·L(z) + residual, L(z) alone, and mean |z′ − f|²."""
 
     total: float
     loss: float
@@ -173,7 +173,9 @@ def train_spectral(
 ) -> list[SpectralLoss]:
     """Train a field without solving for it: over the coefficients c and the parameters θ in turn, minimise
 
-        γ·L(z) + mean_q ‖z′(t_q) − f(t_q, z(t_q); θ)‖²,    t_q the Gauss–Legendre nodes.
+        γ·L(z) + mean |z′(t_q) − f(t_q, z(t_q); θ)|²,    t_q the Gauss–Legendre nodes,
+
+    the mean being over nodes, trajectories and channels.
 
     All nodes are evaluated at once: the work is parallel in time. With Adam, and learning rates that fall to zero along
     a cosine. θ is only as good as the residual is small: check it with a solve.

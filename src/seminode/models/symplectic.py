@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_count
-from .base import SolvingModule, check_channels
-from .hamiltonian import check_hidden, mlp
+from .base import SolvingModule, check_channels, check_hidden
+from .hamiltonian import mlp
 from .products import vjp
 
 

@@ -45,9 +45,7 @@ class Hutchinson(Trace):
     needs_noise = True
 
     def __init__(self, noise: str = "gaussian"):
-        if noise not in NOISES:
-            raise ValueError(f"noise: expected {' or '.join(map(repr, NOISES))}, found {noise!r}")
-        self.noise = noise
+        self.noise = check_noise(noise)
 
     def rate(self, at: Evaluation) -> Tensor:
         assert at.noise is not None
@@ -115,14 +113,24 @@ class HollowTrace(Trace):
         return "HollowTrace()"
 
 
-def chosen_trace(trace: str | Trace, noise: str) -> Trace:
-    """The trace that is meant by a name, or the object itself."""
+BY_NAME: dict[str, type[Trace]] = {"hutchinson": Hutchinson, "exact": ExactTrace, "hollow": HollowTrace}
+
+
+def check_noise(noise: str) -> str:
+    if noise not in NOISES:
+        raise ValueError(f"noise: expected {' or '.join(map(repr, NOISES))}, found {noise!r}")
+    return noise
+
+
+def chosen_trace(trace: str | Trace, noise: str | None) -> Trace:
+    """The trace that is meant by a name, or the object itself, which has a noise of its own."""
     if isinstance(trace, Trace):
+        if noise is not None:
+            raise ValueError(f"noise: expected None beside a Trace, which has its own, found {noise!r}")
         return trace
-    if trace == "hutchinson":
-        return Hutchinson(noise)
-    if trace == "exact":
-        return ExactTrace()
-    if trace == "hollow":
-        return HollowTrace()
-    raise ValueError(f"trace: expected 'hutchinson', 'exact', 'hollow' or a Trace, found {trace!r}")
+    if trace not in BY_NAME:
+        raise ValueError(f"trace: expected {', '.join(map(repr, BY_NAME))} or a Trace, found {trace!r}")
+    chosen = BY_NAME[trace]()
+    if noise is not None:
+        chosen.noise = check_noise(noise)  # which regularisers read, too
+    return chosen

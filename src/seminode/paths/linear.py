@@ -44,9 +44,9 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
     """The path along the axes through observations: first time passes, then the values change.
 
     Between two observations a knot is added, at which the time channel has moved on and the others have not. So X(t)
-    tells nothing of observations to come, and neither does a CDE that is driven by it. A channel that is missing (NaN)
-    keeps its latest value (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential Equations for Online
-    Prediction Tasks", 2021, arXiv:2106.11028).
+    at the time of an observation tells nothing of those to come, and neither does a CDE that is driven by it. A channel
+    that is missing (NaN) keeps its latest value (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential
+    Equations for Online Prediction Tasks", 2021, arXiv:2106.11028).
 
     Arguments:
         x: (batch..., K, channels), time being one of the channels, NaN where nothing was observed.
