@@ -168,7 +168,7 @@ def test_steer_keeps_times_in_order() -> None:
         (lambda: NeuralODE(Turn(), steer=1.0), "steer: expected below t1 = 1, found 1"),
         (lambda: NeuralODE(None), r"field: expected a callable field\(t, z\), found NoneType"),  # type: ignore[arg-type]
         (lambda: NeuralODE(Turn(), regularisers=Speed()), "regularisers: expected a sequence"),  # type: ignore[arg-type]
-        (lambda: NeuralODE(Turn(), regularisers=[Speed]), r"regularisers\[0\]: .* found the class Speed"),
+        (lambda: NeuralODE(Turn(), regularisers=[Speed]), r"regularisers\[0\]: .* found the class Speed"),  # type: ignore[list-item]
         (lambda: NeuralODE(lambda t, z: z, readout=nn.Linear(4, 2))(torch.zeros(4)), "x: expected a batch"),
         (lambda: NeuralODE(Turn(), regularisers=[Speed(), Speed()]), "regularisers: expected names of their own"),
         (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),
