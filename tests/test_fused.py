@@ -177,6 +177,20 @@ def test_what_cannot_be_compiled_runs_op_by_op(programs: Programs, field: Any, o
     assert torch.equal(found, expected)
 
 
+@each_adjoint
+def test_without_a_compiler(programs: Programs, monkeypatch: pytest.MonkeyPatch, adjoint: Any) -> None:
+    def missing(module: Any, examples: Any) -> Any:
+        raise RuntimeError("no C++ compiler was found\nand so on")
+
+    expected = results(Field(), start(), [0.0, 0.5, 1.0], adjoint=adjoint)
+    monkeypatch.setattr(graphs, "back_end", missing)
+    with pytest.warns(sn.CompileWarning, match=r"op by op, since RuntimeError: no C\+\+ compiler was found$"):
+        found = results(Field(), start(), [0.0, 0.5, 1.0], adjoint=adjoint, compile=True)
+    assert torch.equal(found[0].ys, expected[0].ys)
+    for a, b in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
 def test_an_error_of_the_field_is_its_own(programs: Programs) -> None:
     def wrong(t: Tensor, y: Tensor) -> Tensor:
         raise KeyError("mine")

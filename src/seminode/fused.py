@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .engine import Eager, Step
 from .errors import CompileWarning, warn
-from .graphs import Capture, capture, compile_graph, compile_joint
+from .graphs import Capture, NotCompiled, capture, compile_graph, compile_joint, described
 from .norms import ErrorNorm
 from .problem import Plan, Problem
 from .purity import Purity
@@ -238,12 +238,17 @@ class Fused(Eager):
         return None if capture is None else (capture, tolerances(self.norm, capture.k), capture.rest)
 
     def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
-        if self._given is None:
-            return super().step(plan, y0, k1)
         if k1 is None:
             k1 = self.start_slope(plan, y0)
+        if self._given is None:
+            return super().step(plan, y0, k1)
         capture, allowed, rest = self._given
-        program = self._program(capture, y0, k1)
+        try:
+            program = self._program(capture, y0, k1)
+        except NotCompiled as reason:
+            warn_of(reason)
+            self._given = None  # from here on, op by op
+            return super().step(plan, y0, k1)
         nodes = program.nodes
         self._count([plan.stage_time(c) for c in nodes.evaluated], prepare=False)
         y1, ratio, *more = program(nodes.clock(plan, y0), y0, k1, allowed, rest)
@@ -318,6 +323,8 @@ def captured(problem: Problem, t: float, purity: Purity) -> Capture | None:
         reason = f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method"
     elif field.autocast is not None or field.dtype != y.dtype:
         reason = "the field runs in lower precision than the solver"
+    elif y.is_complex():
+        reason = "the compiler does not do complex numbers"
     elif purity.impure:
         reason = "the field draws random numbers or changes buffers"
     if reason is None:
@@ -325,8 +332,12 @@ def captured(problem: Problem, t: float, purity: Purity) -> Capture | None:
         try:
             return capture(field.func, field.layout, time, y, field.args)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            reason = described(error)
             with torch.no_grad():
                 field(time, y)  # what is wrong with the field itself is raised here
-    warn(f"compile: the solve runs op by op, since {reason}", CompileWarning)
+    warn_of(reason)
     return None
+
+
+def warn_of(reason: object) -> None:
+    warn(f"compile: the solve runs op by op, since {reason}", CompileWarning)

@@ -24,6 +24,10 @@ Program = Callable[[list[Any]], Sequence[Tensor]]
 GRAPHS = 64
 
 
+class NotCompiled(Exception):
+    """Why a program could not be made."""
+
+
 class FieldGraph:
     """k = f(t, y) as a graph whose inputs are all tensors that the field uses, and the programs made of it."""
 
@@ -37,7 +41,10 @@ class FieldGraph:
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
         if key not in self._programs:
-            self._programs[key] = make()
+            try:
+                self._programs[key] = make()
+            except Exception as error:
+                raise NotCompiled(described(error)) from error
         return self._programs[key]
 
 
@@ -59,6 +66,11 @@ class Capture(NamedTuple):
         """The field as a function of tensors alone."""
         others = iter(rest)
         return self.graph([t if i == self.t else y if i == self.y else next(others) for i in range(len(self.inputs))])
+
+
+def described(error: Exception) -> str:
+    """The first line of an error; the compiler's go on for pages."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 _latest = threading.local()

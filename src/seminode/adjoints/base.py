@@ -93,12 +93,17 @@ class ForwardPass:
         problem = self.problem
         log = None if self.recorder is None else self.recorder.evaluations
         if problem.compile and field is None and shifts is None:
-            engine = kind(problem.field, problem.solver, problem.y0, self.purity, self.tally, None, log)
-            engine.capture, engine.norm = lambda: self.capture, problem.error
-            return engine
+            return self.fused(self.tally, log, kind)
         return Eager(
             problem.field if field is None else field, problem.solver, problem.y0, self.purity, self.tally, shifts, log
         )
+
+    def fused(self, tally: Tally, log: list[float] | None, kind: type[Fused] = Fused) -> Fused:
+        """An engine that takes compiled steps."""
+        problem = self.problem
+        engine = kind(problem.field, problem.solver, problem.y0, self.purity, tally, None, log)
+        engine.capture, engine.norm = lambda: self.capture, problem.error
+        return engine
 
     @cached_property
     def capture(self) -> Capture | None:

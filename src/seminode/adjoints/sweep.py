@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..engine import Eager, TimeShifts
 from ..errors import NonFiniteState
-from ..fused import pull_program
+from ..fused import pull_program, warn_of
+from ..graphs import NotCompiled
 from ..loop import integrate
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
@@ -116,7 +117,10 @@ class Sweep:
 
     def advance(self, i: int, j: int, start: Tensor, observers: Sequence[Observer] = ()) -> Tensor:
         """Take steps i … j − 1 again, from what the solver carried before step i."""
-        return integrate(self.engine(), RecordedPace(self.plans[i:j]), start.detach(), observers, check=False)
+        engine = self.engine()
+        if self.capture is not None:
+            engine = self.call.forward.fused(self.tally, self.evaluations)
+        return integrate(engine, RecordedPace(self.plans[i:j]), start.detach(), observers, check=False)
 
     def states_between(self, i: int, j: int, start: Tensor) -> list[Tensor]:
         """What the solver carried before each of the steps i … j, from that before step i."""
@@ -142,7 +146,11 @@ class Sweep:
         if adj is not None and adj_outputs is None and adj_dense is None and shifts is None:
             own = self.states.pull_back(j, self, adj)
         if own is None and self.capture is not None and adj_dense is None and shifts is None:
-            own = self._pull_compiled(j, adj, adj_outputs)
+            try:
+                own = self._pull_compiled(j, adj, adj_outputs)
+            except NotCompiled as reason:
+                warn_of(reason)
+                self.capture = None
         if own is not None:
             grad_y, grad_targets = own
         else:
@@ -178,10 +186,11 @@ class Sweep:
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The same with one program."""
         assert self.capture is not None
-        y, plan, solver = self.states.before(j, self), self.plans[j], self.problem.solver
+        plan, solver = self.plans[j], self.problem.solver
         end, start, slopes = spread(adj, adj_outputs, self.outputs, plan, self.call.forward.ranges[j], solver)
+        program = pull_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
+        y = self.states.before(j, self)
         cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
-        program = pull_program(self.capture, solver, self._wanted, y, slopes is not None)
         grad_y, *grads = program(plan, y, cotangents, self.capture.rest)
         evaluated = [plan.stage_time(c) for c in program.nodes.evaluated]
         self.tally.nfe += len(evaluated)
