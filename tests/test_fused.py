@@ -177,6 +177,24 @@ def test_what_cannot_be_compiled_runs_op_by_op(programs: Programs, field: Any, o
     assert torch.equal(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore::seminode.StatefulFieldWarning")
+def test_buffers_are_updated_once_a_solve(programs: Programs) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3).double()
+
+        def forward(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.norm(y)
+
+    eager, field = Normed(), Normed()
+    expected = sn.solve(eager, start(), [0.0, 1.0]).ys
+    with pytest.warns(sn.CompileWarning, match="changes buffers"):
+        found = sn.solve(field, start(), [0.0, 1.0], compile=True).ys
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(dict(field.named_buffers()), dict(eager.named_buffers()))
+
+
 @each_adjoint
 def test_without_a_compiler(programs: Programs, monkeypatch: pytest.MonkeyPatch, adjoint: Any) -> None:
     def missing(module: Any, examples: Any) -> Any:

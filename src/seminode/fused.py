@@ -325,16 +325,19 @@ def captured(problem: Problem, t: float, purity: Purity) -> Capture | None:
         reason = "the field runs in lower precision than the solver"
     elif y.is_complex():
         reason = "the compiler does not do complex numbers"
-    elif purity.impure:
-        reason = "the field draws random numbers or changes buffers"
     if reason is None:
         time = torch.full((), t, dtype=real_dtype(y), device=y.device)
+        impure = purity.trial()
         try:
-            return capture(field.func, field.layout, time, y, field.args)
+            found = capture(field.func, field.layout, time, y, field.args)
+            if not impure():
+                return found
+            reason = "the field draws random numbers or changes buffers"
         except Exception as error:
             reason = described(error)
             with torch.no_grad():
                 field(time, y)  # what is wrong with the field itself is raised here
+            impure()
     warn_of(reason)
     return None
 

@@ -148,6 +148,24 @@ class Purity:
         )
         return True
 
+    def trial(self) -> Callable[[], bool]:
+        """Before an evaluation that does not count. What it returns, asked afterwards, says whether that drew random
+        numbers or changed a buffer, and puts them back."""
+        self.begin()
+        present = [buffer.snapshot() for buffer in self._buffers]
+
+        def impure() -> bool:
+            states = [generator.get_state() for generator in self._generators]
+            drawn = not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True))
+            changed = any(buffer.changed() for buffer in self._buffers)
+            for generator, state in zip(self._generators, self._start, strict=True) if drawn else ():
+                generator.set_state(state)
+            for restore in present if changed else ():
+                restore()
+            return drawn or changed
+
+        return impure
+
     def solving(self) -> AbstractContextManager[Any]:
         """Around a solver's own arithmetic, which autocast must not touch."""
         if torch.is_autocast_enabled(self._device):

@@ -105,6 +105,15 @@ class ForwardPass:
         engine.capture, engine.norm = lambda: self.capture, problem.error
         return engine
 
+    def first_slope(self) -> Tensor | None:
+        """f at the start, which the compiler's look at the field has given us; counted."""
+        if not self.problem.compile or self.capture is None:
+            return None
+        self.tally.nfe += 1
+        if self.recorder is not None:
+            self.recorder.evaluations.append(self.start().stage_time(0.0))
+        return self.capture.k
+
     @cached_property
     def capture(self) -> Capture | None:
         """The field as a graph, where the solve is to be compiled and can be."""

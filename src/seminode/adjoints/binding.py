@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ..engine import Eager
 from ..field import Field
+from ..graphs import Capture
 from ..observers import Tape
 from ..parameters import CaptureWatch, cut, differentiable, reachable, restricted
 from ..problem import Forward, Problem
@@ -76,9 +77,9 @@ class FunctionAdjoint(Adjoint):
         purity = Purity(problem.y0.device, modules)
         if not torch.is_grad_enabled():
             plain = ForwardPass(problem, purity)
-            return plain.run(plain.engine(), problem.y0)
+            return plain.run(plain.engine(), problem.y0, k1=plain.first_slope())
         forward = ForwardPass(problem, purity)
-        k1, params, used = _first_evaluation(forward, differentiable(modules, tensors))
+        k1, params, used = _first_evaluation(forward, lambda: differentiable(modules, tensors))
         args = problem.field.arg_tensors
         inputs = [problem.y0, problem.ts, *args, *params]
         if any(map(has_tangent, inputs)):
@@ -95,12 +96,17 @@ class FunctionAdjoint(Adjoint):
         return result._replace(ys=ys, coefficients=coefficients)
 
 
-def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tensor | None, list[Tensor], set[int]]:
+def _first_evaluation(
+    forward: ForwardPass, static: Callable[[], list[Tensor]]
+) -> tuple[Tensor | None, list[Tensor], set[int]]:
     """The first slope, the tensors to differentiate (given by the user, or found by looking and by watching), and the
     ids of those that were seen in use."""
     problem = forward.problem
     if problem.times[0] == problem.times[-1]:
         return None, [], set()
+    k1 = forward.first_slope()
+    if k1 is not None and forward.capture is not None:
+        return k1, *_inputs_of(forward.capture, forward)
     # Detached copies, so that a tensor which is also closed over counts as captured.
     y0, args = problem.y0.detach(), [x.detach() for x in problem.field.arg_tensors]
     watch = CaptureWatch([y0, *args])
@@ -112,8 +118,18 @@ def _first_evaluation(forward: ForwardPass, static: list[Tensor]) -> tuple[Tenso
     finally:
         forward.purity.restore_buffers()
     forward.purity.remember(watch.constants.values())
-    params = (*static, *watch.captured.values()) if problem.params is None else problem.params
+    params = (*static(), *watch.captured.values()) if problem.params is None else problem.params
     return k1, list({id(x): x for x in params}.values()), set(watch.captured)
+
+
+def _inputs_of(capture: Capture, forward: ForwardPass) -> tuple[list[Tensor], set[int]]:
+    """The tensors to differentiate of a field that is a graph: all that it can use are inputs of the graph."""
+    args = {id(x) for x in forward.problem.field.arg_tensors}
+    rest = [x for x in capture.rest if id(x) not in args]
+    forward.purity.remember((x, x._version) for x in rest if not x.requires_grad and not x.is_inference())
+    used = [x for x in rest if x.requires_grad]
+    params = used if forward.problem.params is None else forward.problem.params
+    return list({id(x): x for x in params}.values()), {id(x) for x in used}
 
 
 class Call:
