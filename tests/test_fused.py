@@ -129,6 +129,35 @@ def test_structures_arguments_and_closures(programs: Programs) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("adjoint", ADJOINTS[:3], ids=lambda a: type(a).__name__)
+def test_fields_that_differentiate(programs: Programs, adjoint: Any) -> None:
+    torch.manual_seed(0)
+    field = sn.models.HamiltonianNet(1, (8,)).double().field
+    grads = []
+    for compiled in (False, True):
+        x0 = torch.randn(4, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
+        sol = sn.solve(field, x0, [0.0, 0.5, 1.0], rtol=1e-6, adjoint=adjoint, compile=compiled)
+        wanted = [x0, *(p for name, p in field.named_parameters() if not name.endswith("2.bias"))]
+        grads.append(torch.autograd.grad(sol.ys.square().sum(), wanted))
+    assert programs.made > 0
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_program_that_fails_leaves_no_transform_behind(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        def never(x: Tensor) -> Tensor:
+            vars(torch._C)["_functorch"]._vmap_increment_nesting(2, "error")  # and never back
+            raise RuntimeError("half-way")
+
+        return never(torch.zeros(2))
+
+    monkeypatch.setattr(graphs, "back_end", broken)
+    with pytest.warns(sn.CompileWarning, match="half-way"):
+        results(Field(), start(), [0.0, 1.0], compile=True)
+    assert not torch._C._are_functorch_transforms_active()
+
+
 @each_adjoint
 def test_nothing_is_compiled_again_while_training(programs: Programs, adjoint: Any) -> None:
     """Neither for other parameters, nor for other times, step sizes and tolerances, nor for another instance."""

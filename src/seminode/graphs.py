@@ -8,8 +8,9 @@ of the graph by the back end (Inductor): a whole step, or the pull-back of a who
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -33,18 +34,28 @@ class FieldGraph:
 
     def __init__(self, module: Callable[..., tuple[Tensor]]):
         self._module = module
+        self._lowered: Callable[..., tuple[Tensor]] | None = None
         self._programs: dict[Hashable, Any] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        return self._module(*inputs)[0]
+        return (self._lowered or self._module)(*inputs)[0]
+
+    def lower(self, inputs: Sequence[Tensor]) -> None:
+        """Once, to plain tensor operations: what the field differentiates itself is worked out."""
+        if self._lowered is None:
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            with torch.no_grad():
+                self._lowered = make_fx(self._module)(*inputs)
 
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
         if key not in self._programs:
-            try:
-                self._programs[key] = make()
-            except Exception as error:
-                raise NotCompiled(described(error)) from error
+            with _transforms_unwound():
+                try:
+                    self._programs[key] = make()
+                except Exception as error:
+                    raise NotCompiled(described(error)) from error
         return self._programs[key]
 
 
@@ -66,6 +77,19 @@ class Capture(NamedTuple):
         """The field as a function of tensors alone."""
         others = iter(rest)
         return self.graph([t if i == self.t else y if i == self.y else next(others) for i in range(len(self.inputs))])
+
+
+@contextlib.contextmanager
+def _transforms_unwound() -> Iterator[None]:
+    """A transform of torch.func that fails half-way may leave its layers behind, and nothing would work any more."""
+    from torch._C import _functorch as layers  # pyright: ignore[reportMissingModuleSource, reportAttributeAccessIssue]
+
+    depth = layers.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if layers.get_dynamic_layer_stack_depth() > depth:
+            layers.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def described(error: Exception) -> str:
@@ -108,7 +132,7 @@ class FrontEnd:
         import torch._dynamo
 
         _latest.seen = None
-        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        with torch.no_grad(), _transforms_unwound(), torch._dynamo.config.patch(recompile_limit=GRAPHS):
             k = self._evaluate(func, layout, t, y, args)
         if _latest.seen is None:
             raise RuntimeError("the field has no operations to compile")
@@ -117,6 +141,8 @@ class FrontEnd:
         _latest.seen = None
         if k.shape != y.shape or k.dtype != y.dtype:
             raise RuntimeError("the field answers in another shape or dtype than that of the state")
+        with _transforms_unwound():
+            graph.lower(inputs)
         where = {id(x): i for i, x in enumerate(inputs)}
         return Capture(graph, inputs, where.get(id(t)), where.get(id(y)), k)
 
