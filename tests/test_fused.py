@@ -159,6 +159,17 @@ def test_a_program_that_fails_leaves_no_transform_behind(programs: Programs, mon
 
 
 @each_adjoint
+def test_a_gradient_of_the_state_alone(programs: Programs, adjoint: Any) -> None:
+    """Steps were taken for the parameters' gradients too; nobody asks for those."""
+    grads = []
+    for compiled in (False, True):
+        y0 = start()
+        sol = sn.solve(Field(), y0, [0.0, 1.0], rtol=1e-5, adjoint=adjoint, compile=compiled)
+        grads += torch.autograd.grad(sol.ys.square().sum(), [y0])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-9, atol=1e-12)
+
+
+@each_adjoint
 def test_nothing_is_compiled_again_while_training(programs: Programs, adjoint: Any) -> None:
     """Neither for other parameters, nor for other times, step sizes and tolerances, nor for another instance."""
     import torch._dynamo.utils as dynamo

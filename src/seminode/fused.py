@@ -112,12 +112,10 @@ class SavingProgram(StepProgram):
             (clock, y, k1, rtol, atol, *rest), cotangents = tensors[: len(inputs)], tensors[len(inputs) :]
 
             def forward(y: Tensor, k1: Tensor, *chosen: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-                own = iter(chosen)
-                used = [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
-                found = step(clock, y, k1, rtol, atol, *used)
+                found = step(clock, y, k1, rtol, atol, *_replaced(rest, wanted, chosen))
                 return (found[0], *found[2 : 1 + pulled]), found
 
-            chosen = [x for x, want in zip(rest, wanted, strict=True) if want]
+            chosen = _chosen(rest, wanted)
             _, back, found = torch.func.vjp(forward, y, k1, *chosen, has_aux=True)  # type: ignore[misc]
             return [*found, *back(cotangents)]
 
@@ -154,8 +152,7 @@ class PullProgram:
             cotangents, rest = others[:count], others[count:]
 
             def forward(y: Tensor, *chosen: Tensor) -> tuple[Tensor, ...]:
-                own = iter(chosen)
-                inputs = [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
+                inputs = _replaced(rest, wanted, chosen)
 
                 def slope(c: float, z: Tensor) -> Tensor:
                     return capture.evaluate(nodes.time(clock, c), z, inputs)
@@ -166,8 +163,7 @@ class PullProgram:
                 reads_end = len(solver.interpolant) > len(stages)
                 return y1, torch.stack([*stages, slope(1.0, y1)] if reads_end else stages)
 
-            chosen = [x for x, want in zip(rest, wanted, strict=True) if want]
-            _, back = torch.func.vjp(forward, y, *chosen)  # type: ignore[misc]
+            _, back = torch.func.vjp(forward, y, *_chosen(rest, wanted))  # type: ignore[misc]
             return list(back(cotangents))
 
         return pull
@@ -183,12 +179,9 @@ class EvaluationProgram:
     def __init__(self, capture: Capture, wanted: tuple[bool, ...], t: Tensor, y: Tensor):
         def pull(t: Tensor, y: Tensor, adj: Tensor, *rest: Tensor) -> list[Tensor]:
             def forward(y: Tensor, *chosen: Tensor) -> Tensor:
-                own = iter(chosen)
-                used = [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
-                return capture.evaluate(t, y, used)
+                return capture.evaluate(t, y, _replaced(rest, wanted, chosen))
 
-            chosen = [x for x, want in zip(rest, wanted, strict=True) if want]
-            _, back = torch.func.vjp(forward, y, *chosen)  # type: ignore[misc]
+            _, back = torch.func.vjp(forward, y, *_chosen(rest, wanted))  # type: ignore[misc]
             return list(back(adj))
 
         adj = torch.zeros_like(y)
@@ -215,6 +208,16 @@ def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:
         return [torch.zeros((), dtype=dtype, device=like.device) for _ in range(2)]
     rtol = error.rtol
     return [rtol if isinstance(rtol, Tensor) else torch.full((), rtol, dtype=dtype, device=like.device), error.atol]
+
+
+def _chosen(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    return [x for x, want in zip(rest, wanted, strict=True) if want]
+
+
+def _replaced(rest: Sequence[Tensor], wanted: Sequence[bool], chosen: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors with others in place of the wanted ones."""
+    own = iter(chosen)
+    return [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
 
 
 def _with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -265,12 +268,16 @@ class Saving(Fused):
     """Like `Fused`; steps also keep what their pull-backs need."""
 
     #: For which tensors that the field uses there will be a gradient to compute.
-    wanted: Callable[[], tuple[bool, ...]]
+    choose: Callable[[], tuple[bool, ...]]
     #: Whether outputs may lie inside of steps.
     slopes: bool
 
+    @cached_property
+    def _wanted(self) -> tuple[bool, ...]:
+        return self.choose()
+
     def _program(self, capture: Capture, y: Tensor, k1: Tensor) -> SavingProgram:
-        return saving_program(capture, self.solver, self.norm, self.wanted(), self.slopes, y, k1)
+        return saving_program(capture, self.solver, self.norm, self._wanted, self.slopes, y, k1)
 
 
 def saving_program(

@@ -107,7 +107,7 @@ class ForwardPass:
 
     def first_slope(self) -> Tensor | None:
         """f at the start, which the compiler's look at the field has given us; counted."""
-        if not self.problem.compile or self.capture is None:
+        if self.capture is None:
             return None
         self.tally.nfe += 1
         if self.recorder is not None:

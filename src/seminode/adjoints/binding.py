@@ -163,7 +163,8 @@ class Call:
         assert capture is not None
         given = [*self.forward.problem.field.arg_tensors, *self.params]
         keys = [id(x) for x, need in zip(given, needs, strict=True) if need]
-        return keys, tuple(id(x) in keys for x in capture.rest)
+        known = set(keys)
+        return keys, tuple(id(x) in known for x in capture.rest)
 
     def finish(self, result: Forward) -> None:
         """The forward pass is done."""

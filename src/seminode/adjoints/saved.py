@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..engine import Eager
-from ..fused import FusedStep, Saving, evaluation_program, saving_program
+from ..fused import FusedStep, Saving, evaluation_program, saving_program, warn_of
+from ..graphs import NotCompiled
 from ..observers import StateTape
 from ..problem import Problem
 from ..state import real_dtype
@@ -52,8 +53,7 @@ class Saved(Replay):
             return forward.engine()
         engine = forward.engine(kind=Saving)
         assert isinstance(engine, Saving)
-        needs = [x.requires_grad for x in (*forward.problem.field.arg_tensors, *call.params)]
-        engine.wanted = lambda: call.wanted(needs)[1]
+        engine.choose = lambda: call.wanted(_differentiable(call))[1]
         engine.slopes = _outputs_inside(forward.problem)
         return engine
 
@@ -65,7 +65,16 @@ class Saved(Replay):
         # Gradients for times and of polynomials are Replay's business.
         if not tape.sizes or asked.needs[1] or asked.grads[1] is not None:
             return super().backward(replayed)
-        return SavedSweep(replayed, self.states(replayed), asked.kept[steps:], tape.sizes).run()
+        try:
+            return SavedSweep(replayed, self.states(replayed), asked.kept[steps:], tape.sizes).run()
+        except NotCompiled as reason:
+            warn_of(reason)
+            return super().backward(replayed)
+
+
+def _differentiable(call: Call) -> list[bool]:
+    """Of which args and parameters a gradient may be asked for: what steps keep is for all of them."""
+    return [x.requires_grad for x in (*call.forward.problem.field.arg_tensors, *call.params)]
 
 
 def _outputs_inside(problem: Problem) -> bool:
@@ -91,6 +100,9 @@ class SavedSweep(Sweep):
         self._kept, self._sizes = list(kept), sizes
         self._adj_k: Tensor | None = None
 
+    def choose(self) -> tuple[list[int], tuple[bool, ...]]:
+        return self.call.wanted(self.needs[2:])[0], self.call.wanted(_differentiable(self.call))[1]
+
     def _step(self, j: int, adj: Tensor | None) -> Tensor | None:
         assert self.capture is not None
         plan, solver, problem = self.plans[j], self.problem.solver, self.problem
@@ -103,7 +115,7 @@ class SavedSweep(Sweep):
         program = saving_program(self.capture, solver, problem.error, *args)
         split = len(self._kept) - self._sizes[j]
         kept, self._kept = self._kept[split:], self._kept[:split]
-        grad_y, grad_k1, *grads = program.pull(kept, self._cotangents(y, end, slopes, program))
+        grad_y, grad_k1, *grads = program.pull(kept, self._cotangents(y, end, slopes))
         evaluated = len(program.nodes.evaluated)
         if start is not None and slopes is not None:
             grad_y, grad_k1 = grad_y + start, grad_k1 + slopes[0]
@@ -112,7 +124,7 @@ class SavedSweep(Sweep):
         self._adj_k = grad_k1 if carried else None
         if not carried:
             t = torch.full((), plan.stage_time(0.0), dtype=real_dtype(y), device=y.device)
-            pulled, *grads = evaluation_program(self.capture, self._wanted, t, y)(t, y, grad_k1, self.capture.rest)
+            pulled, *grads = evaluation_program(self.capture, self._wanted, t, y)(t, y, grad_k1, self._rest)
             grad_y = grad_y + pulled
             self.sums.add(self.by_target(grads))
             self.tally.nfe += 1
@@ -123,7 +135,7 @@ class SavedSweep(Sweep):
         self.check_gradient(grad_y, plan)
         return grad_y
 
-    def _cotangents(self, y: Tensor, end: Tensor | None, slopes: Tensor | None, program: Any) -> list[Tensor]:
+    def _cotangents(self, y: Tensor, end: Tensor | None, slopes: Tensor | None) -> list[Tensor]:
         """Of y1, k_end and, if the program takes them, k2, k3, …"""
         solver, zero = self.problem.solver, torch.zeros_like(y)
         cotangents = [zero if end is None else end]

@@ -191,7 +191,7 @@ class Sweep:
         program = pull_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
         y = self.states.before(j, self)
         cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
-        grad_y, *grads = program(plan, y, cotangents, self.capture.rest)
+        grad_y, *grads = program(plan, y, cotangents, self._rest)
         evaluated = [plan.stage_time(c) for c in program.nodes.evaluated]
         self.tally.nfe += len(evaluated)
         self.pulled += len(evaluated)
@@ -204,8 +204,13 @@ class Sweep:
         self.capture = self.call.forward.capture
         if self.capture is None:
             return
-        self._keys, self._wanted = self.call.wanted(self.needs[2:])
-        self._sources = [id(x) for x, want in zip(self.capture.rest, self._wanted, strict=True) if want]
+        self._keys, self._wanted = self.choose()
+        self._rest = self.capture.rest
+        self._sources = [id(x) for x, want in zip(self._rest, self._wanted, strict=True) if want]
+
+    def choose(self) -> tuple[list[int], tuple[bool, ...]]:
+        """The ids of the targets, and for which inputs of the graph programs compute gradients."""
+        return self.call.wanted(self.needs[2:])
 
     def by_target(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients of a program in the order of the targets; none for a target that the field does not use."""
