@@ -130,7 +130,8 @@ class LinearControl(nn.Module):
     def derivative(self, t: Tensor) -> Tensor:
         """dX/dt, (batch, channels): at a knot that of the interval before, outside that of the nearest interval."""
         interval = torch.searchsorted(self.times, t.detach()) - 1
-        return self.slopes[interval.clamp(0, len(self.slopes) - 1)]
+        # A number taken out of a tensor would stop the compiler.
+        return self.slopes.index_select(0, interval.clamp(0, len(self.slopes) - 1).reshape(1)).squeeze(0)
 
 
 class ControlledField(nn.Module):
