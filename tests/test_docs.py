@@ -53,7 +53,7 @@ def table(page: str, heading: str) -> list[list[str]]:
 
 def floors(page: str) -> list[list[str]]:
     """The order of imports as a page gives it, with arrows between the floors."""
-    match = re.search(r"errors, combination[a-z,→\s]*→\s+experiments\b", (ROOT / page).read_text(encoding="utf-8"))
+    match = re.search(r"errors, combination[a-z,→\s]*→\s+cli\b", (ROOT / page).read_text(encoding="utf-8"))
     assert match, f"{page} does not give the order of imports"
     return [floor.replace(",", " ").split() for floor in match[0].split("→")]
 

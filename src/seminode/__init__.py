@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import models, norms, paths
 from .adjoints import Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
 from .controllers import PID, FixedStep, Integral, PrescribedSteps
+from .diagnostics import profile
 from .errors import (
     CompileWarning,
     DriftWarning,
@@ -79,5 +80,6 @@ __all__ = [
     "models",
     "norms",
     "paths",
+    "profile",
     "solve",
 ]

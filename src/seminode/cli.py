@@ -1,0 +1,49 @@
+"""The command `seminode`. A sub-command is a line in `COMMANDS`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .diagnostics import command as profiling
+
+
+class Command(NamedTuple):
+    """A sub-command: what it is called, what it does in a line, its arguments, and the work; that returns a status."""
+
+    name: str
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS = (Command("profile", "which adjoint and solver, compiled or not?", profiling.configure, profiling.run),)
+
+
+def parser() -> argparse.ArgumentParser:
+    """With all sub-commands."""
+    description = "Solve, differentiate and train neural differential equations in PyTorch."
+    top = argparse.ArgumentParser(prog="seminode", description=description)
+    top.add_argument("--version", action="version", version=f"seminode {_version()}")
+    commands = top.add_subparsers(title="commands", dest="command", metavar="command", required=True)
+    for command in COMMANDS:
+        own = commands.add_parser(command.name, help=command.help)
+        command.configure(own)
+        own.set_defaults(run=command.run)
+    return top
+
+
+def _version() -> str:
+    return getattr(sys.modules["seminode"], "__version__", "unknown")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The status is 0, or 2 for what cannot be used as it was given.
+
+    >>> main(["profile", "nowhere"])
+    2
+    """
+    options = parser().parse_args(argv)
+    return options.run(options)

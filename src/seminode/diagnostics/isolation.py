@@ -1,0 +1,80 @@
+"""What belongs to the user is left as it was: random numbers, parameters, gradients, buffers, modes, default dtype."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..purity import device_generators
+
+
+class Snapshot:
+    """All that solving, or a user's own field and loss, might change; `restore` may be called any number of times."""
+
+    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor], device: torch.device):
+        parts = {id(part): part for root in modules for part in root.modules()}
+        slots: list[dict[str, Any]] = [slot for part in parts.values() for slot in (part._parameters, part._buffers)]
+        held = [x for slot in slots for x in slot.values() if x is not None]
+        own = {id(x): x for x in (*held, *tensors) if not x.is_inference()}
+        self._modes = [(part, part.training) for part in parts.values()]
+        self._slots = [(slot, dict(slot)) for slot in slots]
+        self._values = [(x, x.detach().clone()) for x in own.values()]
+        self._flags = [(x, x.requires_grad) for x in own.values() if x.is_leaf]
+        grads = ((x, x.grad) for x in own.values() if x.is_leaf)
+        self._grads = [(x, grad, None if grad is None else grad.detach().clone()) for x, grad in grads]
+        self._random = list(_generators(device))
+        self._dtype = torch.get_default_dtype()
+
+    def restore(self) -> None:
+        """Everything as it was. What has not changed is not touched, so that graphs which hold it stay valid."""
+        torch.set_default_dtype(self._dtype)
+        for part, training in self._modes:
+            part.training = training
+        for slot, before in self._slots:
+            if list(slot) != list(before) or any(slot[key] is not before[key] for key in before):
+                slot.clear()
+                slot.update(before)
+        for x, value in self._values:
+            _put_back(x, value)
+        for x, flag in self._flags:
+            if x.requires_grad != flag:
+                x.requires_grad_(flag)
+        for x, grad, value in self._grads:
+            if x.grad is not grad:
+                x.grad = grad
+            if grad is not None and value is not None:
+                _put_back(grad, value)
+        for restore in self._random:
+            restore()
+
+
+def _put_back(x: Tensor, value: Tensor) -> None:
+    now = x.detach()
+    if now.shape != value.shape or now.dtype != value.dtype:
+        x.data = value.clone()
+    elif not bool(((now == value) | ((now != now) & (value != value))).all()):
+        x.data.copy_(value)  # silently: what was changed behind autograd's back is changed back there
+
+
+def _generators(device: torch.device) -> Iterator[Callable[[], Any]]:
+    """What puts the generators of random numbers back."""
+    own = [torch.default_generator, *device_generators(device)]
+    if torch.cuda.is_initialized():
+        own += [g for g in torch.cuda.default_generators if not any(g is other for other in own)]
+    for generator in own:
+        yield partial(generator.set_state, generator.get_state())
+    yield partial(random.setstate, random.getstate())
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        yield partial(numpy.set_state, numpy.get_state())
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """By which one sees whether numbers were drawn."""
+    return [generator.get_state() for generator in (torch.default_generator, *device_generators(device))]

@@ -1,0 +1,160 @@
+"""Measuring contenders in turns: a first run that counts and compiles, timed rounds, a last run for the memory."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import CompileWarning, MaxStepsReached, SolveError
+from ..problem import Stats
+from .contenders import Contender
+from .isolation import Snapshot
+from .memory import peak_bytes
+from .results import Row
+from .subject import Subject, flat_gradient, now, relative_error
+
+
+class Pass(NamedTuple):
+    """One forward and one backward pass."""
+
+    forward: Stats
+    backward: Stats
+    grads: Sequence[Tensor | None]
+    forward_seconds: float
+    backward_seconds: float
+    warned: Sequence[Any] = ()
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds
+
+
+def take_pass(subject: Subject, contender: Contender, max_steps: int) -> Pass:
+    """Solve, and differentiate the loss. Nothing is added to any `.grad`."""
+    device, targets = subject.leaf.device, subject.targets
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        begin = now(device)
+        sol = subject.solve(contender, max_steps)
+        value = subject.loss(sol.ys)
+        turn = now(device)
+        grads = torch.autograd.grad(value, targets, allow_unused=True)
+        end = now(device)
+    return Pass(sol.stats, sol.stats.backward or Stats(), grads, turn - begin, end - turn, caught)
+
+
+@dataclass
+class Draft:
+    """A row that is being filled in."""
+
+    contender: Contender
+    first: Pass | None = None
+    error: float = float("nan")
+    rounds: list[Pass] = field(default_factory=list)
+    memory: int | None = None
+    notes: list[str] = field(default_factory=list)
+    reason: str | None = None
+
+    def row(self) -> Row:
+        if self.reason is not None or self.first is None:
+            return Row(self.contender, notes=tuple(self.notes), reason=self.reason or "not reached")
+        return Row(
+            self.contender,
+            self.first.forward,
+            self.first.backward,
+            tuple(each.forward_seconds for each in self.rounds),
+            tuple(each.backward_seconds for each in self.rounds),
+            self.first.seconds,
+            self.memory,
+            self.error,
+            tuple(self.notes),
+        )
+
+
+@dataclass
+class Course:
+    """All that contenders have to run."""
+
+    subject: Subject
+    snapshot: Snapshot
+    reference: Tensor | None
+    repeats: int
+    time_limit: float
+    max_steps: int
+    seconds: float  # of an evaluation
+    progress: bool
+
+    def run(self, contenders: Sequence[Contender]) -> list[Row]:
+        drafts = [Draft(contender) for contender in contenders]
+        for draft in self._turns(drafts, "first runs"):
+            self._attempt(draft, self._first)
+        for _ in range(self.repeats):
+            for draft in self._turns(drafts, "timed runs"):
+                self._attempt(draft, self._timed)
+        for draft in self._turns(drafts, "memory"):
+            self._attempt(draft, self._memory)
+        return [draft.row() for draft in drafts]
+
+    def _turns(self, drafts: Sequence[Draft], what: str) -> Iterator[Draft]:
+        """Those still in the race, each from the same state of everything, with a bar on a terminal."""
+        from tqdm import tqdm
+
+        hidden = not (self.progress and sys.stderr.isatty())
+        bar = tqdm([draft for draft in drafts if draft.reason is None], desc=what, disable=hidden, leave=False)
+        for draft in bar:
+            bar.set_postfix_str(draft.contender.label, refresh=True)
+            self.snapshot.restore()
+            yield draft
+
+    def _attempt(self, draft: Draft, run: Callable[[Draft], None]) -> None:
+        try:
+            run(draft)
+        except Exception as error:
+            draft.reason = self._reason(draft.contender, error)
+
+    def _reason(self, contender: Contender, error: Exception) -> str:
+        limit = self._steps(contender)
+        if isinstance(error, MaxStepsReached) and limit < self.max_steps:
+            way = "on the way back " if error.backward else ""
+            return f"takes more than {limit} steps {way}and, by estimate, more than time_limit={self.time_limit:g} s"
+        text = " ".join(str(error).split()) or "no message"
+        plain = isinstance(error, ValueError | SolveError)
+        return (text if plain else f"{type(error).__name__}: {text}")[:400]
+
+    def _steps(self, contender: Contender) -> int:
+        """How many steps one may take: 4F an evaluation, a fresh one and its pull-back, within the limit of time."""
+        step = 4 * contender.solver.evaluations * max(self.seconds, 1e-5)
+        return min(self.max_steps, max(1000, int(self.time_limit / step)))
+
+    def _pass(self, draft: Draft) -> Pass:
+        return take_pass(self.subject, draft.contender, self._steps(draft.contender))
+
+    def _first(self, draft: Draft) -> None:
+        found = self._pass(draft)
+        for each in found.warned:
+            message = " ".join(str(each.message).split())
+            if draft.contender.compile and issubclass(each.category, CompileWarning):
+                draft.reason = message
+            note = f"{each.category.__name__}: {message}"
+            if note not in draft.notes:
+                draft.notes.append(note)
+        if self.reference is not None:
+            draft.error = relative_error(flat_gradient(found.grads, self.subject.targets), self.reference)
+        draft.first = found._replace(grads=(), warned=())
+
+    def _timed(self, draft: Draft) -> None:
+        if draft.rounds and sum(each.seconds for each in draft.rounds) > self.time_limit:
+            return
+        draft.rounds.append(self._pass(draft)._replace(grads=(), warned=()))
+
+    def _memory(self, draft: Draft) -> None:
+        if min(each.seconds for each in draft.rounds) > self.time_limit:
+            draft.notes.append("memory: not measured, since a run takes longer than time_limit")
+            return
+        draft.memory = peak_bytes(lambda: self._pass(draft), self.subject.leaf.device)

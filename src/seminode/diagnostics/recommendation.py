@@ -1,0 +1,117 @@
+"""Which row to take: the fastest of those whose gradient is good enough and whose memory is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .results import Recommendation, Row
+from .table import memory_text, seconds_text
+
+#: A gradient is good enough within this factor of the best, ...
+OF_BEST = 3.0
+#: ... or within this factor of the tolerance, which bounds the error of a step and not that of a gradient, ...
+OF_RTOL = 10.0
+#: ... or not worse than what `solve` does by default, provided that is within this factor of the tolerance.
+DEFAULT_OF_RTOL = 100.0
+#: Differences in time below this are noise.
+NOISE = 0.05
+#: Less memory than this share of the fastest's is worth a word.
+LEAN = 0.5
+
+
+def recommend(
+    rows: Sequence[Row], rtol: float, good_to: float | None = None, memory_limit: float | None = None
+) -> Recommendation | None:
+    """One of the rows, all to the same tolerance.
+
+    Good enough is an error up to the largest of: three times the smallest one; ten times rtol; what the reference is
+    good to; and the error of what `solve` does by default, if that is within a hundred times rtol. Where `DriftWarning`
+    was raised a gradient is not trusted, whatever its error happens to be. Of those that are as fast as the fastest but
+    for noise, eager goes before compiled, then less memory before more. `None` if there is nothing to choose from.
+    """
+    measured = [row for row in rows if row.measured and math.isfinite(row.error)]
+    trusted = [row for row in measured if not row.drifted]
+    if not trusted:
+        return None
+    usual = [row.error for row in trusted if row.contender.usual and row.error <= DEFAULT_OF_RTOL * rtol]
+    limit = max(OF_BEST * min(row.error for row in trusted), OF_RTOL * rtol, good_to or 0.0, *usual)
+    good = [row for row in trusted if row.error <= limit]
+    fits = [row for row in good if memory_limit is None or (row.memory or 0) <= memory_limit]
+    # If none fits, the leanest is the best that can be had.
+    fits = fits or [min(good, key=_memory)]
+    fastest = min(row.seconds for row in fits)
+    row = min(
+        (row for row in fits if row.seconds <= (1 + NOISE) * fastest),
+        key=lambda row: (row.contender.compile, _memory(row), row.seconds),
+    )
+    lean = min(good, key=lambda other: (_memory(other), other.seconds))
+    if row.memory is None or _memory(lean) > LEAN * row.memory:
+        lean = None
+    sentences = [_comparison(row, rows, limit), _payback(row, rows), _memory_word(row, lean)]
+    sentences.append(_passed_over(row, measured, good, fits, limit))
+    return Recommendation(row, " ".join(filter(None, sentences)), row.contender.call, limit, lean)
+
+
+def _memory(row: Row) -> float:
+    return math.inf if row.memory is None else row.memory
+
+
+def _needs(row: Row) -> str:
+    return "" if row.memory is None else f", {memory_text(row.memory)}"
+
+
+def _comparison(row: Row, rows: Sequence[Row], limit: float) -> str:
+    name = row.contender.label
+    details = f"{seconds_text(row.seconds)}, gradient error {row.error:.0e}{_needs(row)}"
+    usual = next((each for each in rows if each.contender.usual), None)
+    if row.contender.usual:
+        return f"{name}: the default is the fastest with a gradient error of at most {limit:.0e} ({details})."
+    if usual is None or not usual.measured:
+        return f"{name}: the fastest with a gradient error of at most {limit:.0e} ({details})."
+    ratio = usual.seconds / row.seconds
+    speed = f"{ratio:.1f} times as fast as" if ratio >= 1.05 else "as accurate as it should be, unlike"
+    if ratio < 1.05 and usual.error <= limit:
+        speed = "in place of"
+    default = f"{seconds_text(usual.seconds)}, {usual.error:.0e}{_needs(usual)}"
+    return f"{name}: {speed} the default, {usual.contender.label} ({details}; the default: {default})."
+
+
+def _payback(row: Row, rows: Sequence[Row]) -> str:
+    """After how many passes compiling has paid."""
+    if not row.contender.compile or not row.compile_seconds > 1.0:
+        return ""
+    mine = row.contender
+    eager = [
+        each
+        for each in rows
+        if each.measured
+        and not each.contender.compile
+        and (each.contender.adjoint, each.contender.solver) == (mine.adjoint, mine.solver)
+    ]
+    took = f"Its first run took {row.first_seconds:.0f} s to compile"
+    if not eager or eager[0].seconds <= row.seconds:
+        return f"{took}."
+    passes = math.ceil(row.compile_seconds / (eager[0].seconds - row.seconds))
+    return f"{took}, which {passes} passes make up for."
+
+
+def _memory_word(row: Row, lean: Row | None) -> str:
+    if lean is None or lean.memory is None:
+        return ""
+    times = lean.seconds / row.seconds
+    return f"If memory matters: {lean.contender.label}, {memory_text(lean.memory)}, {times:.1f} times the seconds."
+
+
+def _passed_over(row: Row, measured: Sequence[Row], good: Sequence[Row], fits: Sequence[Row], limit: float) -> str:
+    """The fastest of those that would have been faster."""
+    faster = [each for each in measured if each.seconds < row.seconds / (1 + NOISE) and each not in fits]
+    if not faster:
+        return ""
+    first = min(faster, key=lambda each: each.seconds)
+    why = f"its gradient is wrong by {first.error:.0e}"
+    if first in good:
+        why = f"it needs {memory_text(first.memory or 0)}"
+    elif first.drifted:
+        why = f"it drifts (DriftWarning; error {first.error:.0e})"
+    return f"{first.contender.label} is faster, but {why}."
