@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .rewrites import RULES, faster, slow
 from .state import Layout
 
 Program = Callable[[list[Any]], Sequence[Tensor]]
+Trial = Callable[[], Callable[[], bool]]
 
 #: How many graphs the front end may keep of one kind of solve: fields, shapes, dtypes.
 GRAPHS = 64
@@ -36,17 +38,30 @@ class FieldGraph:
         self._module = module
         self._lowered: Callable[..., tuple[Tensor]] | None = None
         self._programs: dict[Hashable, Any] = {}
+        self.reason: str | None = None  # why it is no use
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        return (self._lowered or self._module)(*inputs)[0]
+        assert self._lowered is not None
+        return self._lowered(*inputs)[0]
 
-    def lower(self, inputs: Sequence[Tensor]) -> None:
+    def lower(self, inputs: Sequence[Tensor], y: Tensor, trial: Trial) -> None:
         """Once, to plain tensor operations: what the field differentiates itself is worked out."""
-        if self._lowered is None:
-            from torch.fx.experimental.proxy_tensor import make_fx
+        if self._lowered is not None:
+            return
+        from torch.fx.experimental.proxy_tensor import make_fx
 
-            with torch.no_grad():
-                self._lowered = make_fx(self._module)(*inputs)
+        impure = trial()
+        try:
+            with torch.no_grad(), _transforms_unwound():
+                lowered = make_fx(self._module)(*inputs)
+                (k,) = lowered(*inputs)
+        finally:
+            drawn = impure()
+        if drawn:
+            self.reason = "the field draws random numbers or changes buffers"
+        elif k.shape != y.shape or k.dtype != y.dtype:
+            self.reason = "the field answers in another shape or dtype than that of the state"
+        self._lowered = lowered
 
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
@@ -55,8 +70,12 @@ class FieldGraph:
                 try:
                     self._programs[key] = make()
                 except Exception as error:
-                    raise NotCompiled(described(error)) from error
-        return self._programs[key]
+                    # Kept as well: it would take as long to fail again.
+                    self._programs[key] = NotCompiled(described(error))
+        found = self._programs[key]
+        if isinstance(found, NotCompiled):
+            raise found
+        return found
 
 
 class Capture(NamedTuple):
@@ -66,7 +85,6 @@ class Capture(NamedTuple):
     inputs: tuple[Tensor, ...]
     t: int | None  # where among the inputs the time is, if the field reads it
     y: int | None
-    k: Tensor  # the field's answer
 
     @property
     def rest(self) -> list[Tensor]:
@@ -105,8 +123,9 @@ def _backend(module: Any, examples: Any) -> Callable[..., Any]:
     graph = FieldGraph(module)
 
     def run(*inputs: Tensor) -> tuple[Tensor]:
+        # Nobody reads the answer: what is wanted is the graph, and the tensors it takes.
         _latest.seen = graph, inputs
-        return (graph(inputs),)
+        return (torch.empty(0),)
 
     return run
 
@@ -128,34 +147,41 @@ class FrontEnd:
         own = FunctionType(code.replace(co_name="evaluate"), globals())
         self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False)
 
-    def capture(self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...]) -> Capture:
+    def capture(
+        self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
+    ) -> Capture:
         import torch._dynamo
 
         _latest.seen = None
         with torch.no_grad(), _transforms_unwound(), torch._dynamo.config.patch(recompile_limit=GRAPHS):
-            k = self._evaluate(func, layout, t, y, args)
+            self._evaluate(func, layout, t, y, args)
         if _latest.seen is None:
-            raise RuntimeError("the field has no operations to compile")
-        seen: Any = _latest.seen
+            raise NotCompiled("the field has no operations to compile")
+        seen: tuple[FieldGraph, tuple[Tensor, ...]] = _latest.seen
         graph, inputs = seen
         _latest.seen = None
-        if k.shape != y.shape or k.dtype != y.dtype:
-            raise RuntimeError("the field answers in another shape or dtype than that of the state")
-        with _transforms_unwound():
-            graph.lower(inputs)
+        graph.lower(inputs, y, trial)
+        if graph.reason is not None:
+            raise NotCompiled(graph.reason)
         where = {id(x): i for i, x in enumerate(inputs)}
-        return Capture(graph, inputs, where.get(id(t)), where.get(id(y)), k)
+        return Capture(graph, inputs, where.get(id(t)), where.get(id(y)))
 
 
 _front_ends: dict[Hashable, FrontEnd] = {}
 
 
-def capture(func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...]) -> Capture:
-    """The field's graph, its inputs and its answer. Raises whatever the compiler does not like about the field."""
+def capture(
+    func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
+) -> Capture:
+    """The field's graph and its inputs. Raises whatever the compiler does not like about the field.
+
+    `trial` is called before an evaluation that does not count; what it returns, called afterwards, says whether that
+    drew random numbers or changed a buffer.
+    """
     key = layout, y.dtype, y.device
     if key not in _front_ends:
         _front_ends[key] = FrontEnd()
-    return _front_ends[key].capture(func, layout, t.detach(), y.detach(), args)
+    return _front_ends[key].capture(func, layout, t.detach(), y.detach(), args, trial)
 
 
 def compile_graph(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> Program:
@@ -166,7 +192,7 @@ def compile_graph(function: Callable[..., list[Tensor]], examples: Sequence[Tens
 def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
     from torch._inductor.compile_fx import compile_fx_inner
 
-    return compile_fx_inner(module, examples)  # type: ignore[return-value]
+    return compile_fx_inner(faster(module, examples), examples)  # type: ignore[return-value]
 
 
 def traced(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
@@ -174,30 +200,44 @@ def traced(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) ->
     from torch.fx.experimental.proxy_tensor import make_fx
 
     functional = torch.func.functionalize(function, remove="mutations")
+    table = {op: rule for op, rule in select_decomp_table().items() if op not in RULES}
     with torch.no_grad():
-        module = make_fx(functional, decomposition_table=select_decomp_table())(*examples)
+        module = make_fx(functional, decomposition_table=table)(*examples)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
 
 
-def compile_joint(
-    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], outputs: int
-) -> tuple[Program, Program]:
-    """Two programs out of one function: (*inputs, *cotangents) ↦ its outputs, then the gradients.
+class Halves(NamedTuple):
+    """A function and its pull-back as two graphs.
 
-    The first takes the inputs and returns the outputs, then what the second takes before the cotangents; the second
-    returns the gradients. What is kept between them and what is computed again is decided by the compiler.
+    The first takes the inputs and returns the outputs, then what it keeps; the second takes what was kept, then the
+    cotangents, and returns the gradients.
     """
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    kept: list[Tensor]  # examples
+
+
+def split(
+    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], outputs: int
+) -> Halves:
+    """Cut (*inputs, *cotangents) ↦ (outputs, gradients) in two. What is kept between the halves is for the compiler
+    to decide, but that nothing is computed twice which takes long."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch.utils.checkpoint import CheckpointPolicy
 
     module = traced(function, [*inputs, *cotangents])
     # The names by which the partitioner knows what belongs where.
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         own = i - len(inputs)
         node.name = node.target = f"primals_{i + 1}" if own < 0 else f"tangents_{own + 1}"
+    for node in module.graph.nodes:
+        if slow(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     module.recompile()
     forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=outputs)
-    first = back_end(forward, list(inputs))
-    kept = first(list(inputs))[outputs:]
-    return first, back_end(backward, [*kept, *cotangents])
+    with torch.no_grad():
+        kept = forward(*inputs)[outputs:]
+    return Halves(forward, backward, [x.detach() for x in kept])

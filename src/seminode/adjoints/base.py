@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,31 +89,24 @@ class ForwardPass:
         """The steps that were taken, if they are kept."""
         return [] if self.tape is None else self.tape.plans
 
-    def engine(self, field: Field | None = None, shifts: Shifts | None = None, kind: type[Fused] = Fused) -> Eager:
+    @property
+    def log(self) -> list[float] | None:
+        """Where the times of evaluations are written down, if they are."""
+        return None if self.recorder is None else self.recorder.evaluations
+
+    def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
         """What takes the steps: compiled, where that was asked for and is possible."""
         problem = self.problem
-        log = None if self.recorder is None else self.recorder.evaluations
         if problem.compile and field is None and shifts is None:
-            return self.fused(self.tally, log, kind)
-        return Eager(
-            problem.field if field is None else field, problem.solver, problem.y0, self.purity, self.tally, shifts, log
-        )
+            return self.fused(self.tally, self.log)
+        field = problem.field if field is None else field
+        return Eager(field, problem.solver, problem.y0, self.purity, self.tally, shifts, self.log)
 
-    def fused(self, tally: Tally, log: list[float] | None, kind: type[Fused] = Fused) -> Fused:
+    def fused(self, tally: Tally, log: list[float] | None, kind: type[Fused] = Fused, **options: Any) -> Fused:
         """An engine that takes compiled steps."""
         problem = self.problem
-        engine = kind(problem.field, problem.solver, problem.y0, self.purity, tally, None, log)
-        engine.capture, engine.norm = lambda: self.capture, problem.error
-        return engine
-
-    def first_slope(self) -> Tensor | None:
-        """f at the start, which the compiler's look at the field has given us; counted."""
-        if self.capture is None:
-            return None
-        self.tally.nfe += 1
-        if self.recorder is not None:
-            self.recorder.evaluations.append(self.start().stage_time(0.0))
-        return self.capture.k
+        given = problem.field, problem.solver, problem.y0, self.purity, tally, log, self.capture, problem.error
+        return kind(*given, **options)
 
     @cached_property
     def capture(self) -> Capture | None:

@@ -77,7 +77,7 @@ class FunctionAdjoint(Adjoint):
         purity = Purity(problem.y0.device, modules)
         if not torch.is_grad_enabled():
             plain = ForwardPass(problem, purity)
-            return plain.run(plain.engine(), problem.y0, k1=plain.first_slope())
+            return plain.run(plain.engine(), problem.y0)
         forward = ForwardPass(problem, purity)
         k1, params, used = _first_evaluation(forward, lambda: differentiable(modules, tensors))
         args = problem.field.arg_tensors
@@ -104,9 +104,8 @@ def _first_evaluation(
     problem = forward.problem
     if problem.times[0] == problem.times[-1]:
         return None, [], set()
-    k1 = forward.first_slope()
-    if k1 is not None and forward.capture is not None:
-        return k1, *_inputs_of(forward.capture, forward)
+    if forward.capture is not None:
+        return None, *_inputs_of(forward.capture, forward)
     # Detached copies, so that a tensor which is also closed over counts as captured.
     y0, args = problem.y0.detach(), [x.detach() for x in problem.field.arg_tensors]
     watch = CaptureWatch([y0, *args])

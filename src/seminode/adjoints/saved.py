@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,30 +10,37 @@ import torch
 from torch import Tensor
 
 from ..engine import Eager
-from ..fused import FusedStep, Saving, evaluation_program, saving_program, warn_of
+from ..fused import FusedStep, Saving, warn_of
 from ..graphs import NotCompiled
 from ..observers import StateTape
 from ..problem import Problem
-from ..state import real_dtype
+from ..programs import SavingPrograms, saving_programs
 from .binding import Asked, Call, Gradients
 from .replay import Replay
 from .sweep import Sweep
 from .vjp import spread
 
 
+#: Of a step's end, its start and its slopes.
+Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
 class SavedTape(StateTape):
     """The states before the steps and, of compiled steps, what they have kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: bool) -> None:
         super().__init__()
+        self._ends = ends  # whether the slope at the end of a step may be read by outputs inside of it
         self._kept: list[Tensor] = []
         self.sizes: list[int] = []
 
     def accepted(self, step: Any, ratio: float) -> None:
         super().accepted(step, ratio)
         if isinstance(step, FusedStep) and step.kept:
-            self._kept += step.kept
-            self.sizes.append(len(step.kept))
+            # Of the end slope only where no next step starts with it.
+            kept = [*step.kept, *(step.kept_at_end if self._ends and step.plan.breaks else [])]
+            self._kept += kept
+            self.sizes.append(len(kept))
 
     def hand_over(self) -> list[Tensor]:
         states = super().hand_over()
@@ -45,17 +53,14 @@ class Saved(Replay):
     """Goes back through compiled steps with what they have kept; like `Replay` where the field cannot be compiled."""
 
     def tape(self, problem: Problem) -> SavedTape:
-        return SavedTape()
+        return SavedTape(_outputs_inside(problem))
 
     def engine(self, call: Call) -> Eager:
         forward = call.forward
-        if not _worth_saving(forward.problem):
+        if forward.capture is None or not _worth_saving(forward.problem):
             return forward.engine()
-        engine = forward.engine(kind=Saving)
-        assert isinstance(engine, Saving)
-        engine.choose = lambda: call.wanted(_differentiable(call))[1]
-        engine.slopes = _outputs_inside(forward.problem)
-        return engine
+        wanted, slopes = call.wanted(_differentiable(call))[1], _outputs_inside(forward.problem)
+        return forward.fused(forward.tally, forward.log, Saving, wanted=wanted, slopes=slopes)
 
     def backward(self, asked: Asked) -> Gradients:
         tape = asked.call.forward.tape
@@ -91,59 +96,67 @@ def _worth_saving(problem: Problem) -> bool:
 class SavedSweep(Sweep):
     """The backward pass over compiled steps and what they have kept.
 
-    The last slope of a step is the first one of the next, unless there is a jump between them. So there are two
-    cotangents to carry: of the state, and of the slope there.
+    The slope at the end of a step is the first one of the next, unless something breaks between them. What outputs
+    inside the step make of it is then pulled back with that next step.
     """
 
     def __init__(self, asked: Asked, states: Any, kept: Any, sizes: list[int]):
         super().__init__(asked, states)
         self._kept, self._sizes = list(kept), sizes
-        self._adj_k: Tensor | None = None
+        self._latest: tuple[int, Cotangents] | None = None
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
         return self.call.wanted(self.needs[2:])[0], self.call.wanted(_differentiable(self.call))[1]
 
     def _step(self, j: int, adj: Tensor | None) -> Tensor | None:
-        assert self.capture is not None
-        plan, solver, problem = self.plans[j], self.problem.solver, self.problem
-        y = self.states.before(j, self)
-        bounds = self.call.forward.ranges[j]
-        ys, rows = self.grads[0], self.rows[0]
-        adj_outputs = ys[slice(*bounds)] if ys is not None and any(rows[slice(*bounds)]) else None
-        end, start, slopes = spread(adj, adj_outputs, self.outputs, plan, bounds, solver)
-        args = (self._wanted, _outputs_inside(problem), y, y)
-        program = saving_program(self.capture, solver, problem.error, *args)
+        programs, plan = self._programs(), self.plans[j]
         split = len(self._kept) - self._sizes[j]
         kept, self._kept = self._kept[split:], self._kept[:split]
-        grad_y, grad_k1, *grads = program.pull(kept, self._cotangents(y, end, slopes))
-        evaluated = len(program.nodes.evaluated)
-        if start is not None and slopes is not None:
-            grad_y, grad_k1 = grad_y + start, grad_k1 + slopes[0]
-        self.sums.add(self.by_target(grads))
-        carried = solver.error_needs_end_slope and j > 0 and not self.plans[j - 1].crosses_jump
-        self._adj_k = grad_k1 if carried else None
-        if not carried:
-            t = torch.full((), plan.stage_time(0.0), dtype=real_dtype(y), device=y.device)
-            pulled, *grads = evaluation_program(self.capture, self._wanted, t, y)(t, y, grad_k1, self._rest)
-            grad_y = grad_y + pulled
+        both = programs.kept_step + programs.kept_evaluation
+        end, start, slopes = self._outputs(j)
+        end = _sum(adj, end)
+        of_end = self._of_end(slopes)
+        if of_end is not None and plan.breaks:
+            pulled, *grads = programs.pull_start(kept[both:], of_end)
+            end = _sum(end, pulled)
             self.sums.add(self.by_target(grads))
-            self.tally.nfe += 1
-            evaluated += 1
-        self.pulled += evaluated
+            self.pulled += 1
+        of_start = self._of_end(self._outputs(j - 1)[2]) if j > 0 and not self.plans[j - 1].breaks else None
+        grad_y, *grads = programs.pull(kept[:both], self._cotangents(end, of_start, slopes))
+        self.sums.add(self.by_target(grads))
+        self.pulled += self.problem.solver.evaluations
         self.tally.steps += 1
         self.taken.append(plan)
+        grad_y = grad_y if start is None else grad_y + start
         self.check_gradient(grad_y, plan)
         return grad_y
 
-    def _cotangents(self, y: Tensor, end: Tensor | None, slopes: Tensor | None) -> list[Tensor]:
-        """Of y1, k_end and, if the program takes them, k2, k3, …"""
-        solver, zero = self.problem.solver, torch.zeros_like(y)
-        cotangents = [zero if end is None else end]
-        stages = solver.stages
-        if solver.error_needs_end_slope:
-            last = slopes[stages] if slopes is not None and len(slopes) > stages else None
-            parts = [x for x in (self._adj_k, last) if x is not None]
-            cotangents.append(sum(parts[1:], parts[0]) if parts else zero)
-        if _outputs_inside(self.problem):
-            cotangents += [zero] * (stages - 1) if slopes is None else list(slopes[1:stages])
-        return cotangents
+    def _programs(self) -> SavingPrograms:
+        problem = self.problem
+        assert self.capture is not None
+        slopes, y0 = _outputs_inside(problem), self.y0.detach()
+        return saving_programs(self.capture, problem.solver, problem.error, self._wanted, slopes, y0)
+
+    def _outputs(self, j: int) -> Cotangents:
+        """Cotangents of the end, the start and the slopes of a step, from the outputs in it."""
+        if self._latest is None or self._latest[0] != j:
+            bounds, ys = self.call.forward.ranges[j], self.grads[0]
+            outputs = ys[slice(*bounds)] if ys is not None and any(self.rows[0][slice(*bounds)]) else None
+            self._latest = j, spread(None, outputs, self.outputs, self.plans[j], bounds, self.problem.solver)
+        return self._latest[1]
+
+    def _of_end(self, slopes: Tensor | None) -> Tensor | None:
+        """That of the slope at the end of a step."""
+        stages = self.problem.solver.stages
+        return slopes[stages] if slopes is not None and len(slopes) > stages else None
+
+    def _cotangents(self, end: Tensor | None, of_start: Tensor | None, slopes: Tensor | None) -> list[Tensor]:
+        """Of k1, y1 and, if the program takes them, k2, k3, …"""
+        zero, stages = torch.zeros_like(self.y0), self.problem.solver.stages
+        own: Sequence[Tensor | None] = [None] * stages if slopes is None else slopes[:stages].unbind()
+        found = [_sum(own[0], of_start), end, *(own[1:] if _outputs_inside(self.problem) else ())]
+        return [zero if x is None else x for x in found]
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ..engine import Eager, TimeShifts
 from ..errors import NonFiniteState
-from ..fused import pull_program, warn_of
+from ..fused import warn_of
 from ..graphs import NotCompiled
 from ..loop import integrate
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
 from ..parameters import check_captures
 from ..problem import Plan, Problem, Record
+from ..programs import pull_program
 from ..state import is_finite
 from .base import ForwardPass, outputs_of
 from .binding import Asked, Gradients, leaf_of

@@ -138,6 +138,8 @@ class Course:
     def _first(self, draft: Draft) -> None:
         found = self._pass(draft)
         for each in found.warned:
+            if issubclass(each.category, DeprecationWarning | FutureWarning):  # of other libraries, to their authors
+                continue
             message = " ".join(str(each.message).split())
             if draft.contender.compile and issubclass(each.category, CompileWarning):
                 draft.reason = message

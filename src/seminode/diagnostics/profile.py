@@ -24,7 +24,7 @@ from .isolation import Snapshot
 from .measurement import Course
 from .memory import total_bytes
 from .recommendation import recommend
-from .reference import reference_gradient
+from .reference import Means, reference_gradient
 from .results import Profile
 from .subject import Subject, examine, largest, own, smallest
 
@@ -126,7 +126,7 @@ def _profile(
     tightest = min((largest(r) or math.inf for r, _ in levels if r is not None), default=math.inf)
     rtol = max(1e-13, min(limits["reference"], 1e-3 * tightest))
     steps = min(50_000, max(5_000, int(5 * limits["time_limit"] / (50 * max(look.seconds, 1e-5)))))
-    known, gradient = reference_gradient(subject, look, rtol, _ratio(*main), steps)
+    known, gradient = reference_gradient(subject, look, rtol, Means(_ratio(*main), steps, snapshot.restore))
     if gradient is not None and not bool(gradient.any()):
         raise ValueError("loss: its gradient is zero for all of y0, ts, args and parameters: nothing to compare")
     course.reference = gradient

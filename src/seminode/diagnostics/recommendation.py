@@ -78,22 +78,17 @@ def _comparison(row: Row, rows: Sequence[Row], limit: float) -> str:
 
 
 def _payback(row: Row, rows: Sequence[Row]) -> str:
-    """After how many passes compiling has paid."""
-    if not row.contender.compile or not row.compile_seconds > 1.0:
-        return ""
+    """After how many passes compiling has paid. Programs are shared: whoever came first with this solver has paid."""
     mine = row.contender
-    eager = [
-        each
-        for each in rows
-        if each.measured
-        and not each.contender.compile
-        and (each.contender.adjoint, each.contender.solver) == (mine.adjoint, mine.solver)
-    ]
-    took = f"Its first run took {row.first_seconds:.0f} s to compile"
+    alike = [each for each in rows if each.measured and each.contender.solver == mine.solver]
+    seconds = max((each.compile_seconds for each in alike if each.contender.compile), default=0.0)
+    if not mine.compile or seconds < 1.0:
+        return ""
+    eager = [each for each in alike if not each.contender.compile and each.contender.adjoint == mine.adjoint]
+    took = f"Compiling for {mine.solver_name} took up to {seconds:.0f} s"
     if not eager or eager[0].seconds <= row.seconds:
         return f"{took}."
-    passes = math.ceil(row.compile_seconds / (eager[0].seconds - row.seconds))
-    return f"{took}, which {passes} passes make up for."
+    return f"{took}, which {math.ceil(seconds / (eager[0].seconds - row.seconds))} passes make up for."
 
 
 def _memory_word(row: Row, lean: Row | None) -> str:

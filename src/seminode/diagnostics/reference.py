@@ -6,17 +6,18 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..adjoints import Replay
+from ..controllers import Integral
 from ..errors import SolveError
 from ..parameters import Substitution, uncompiled
 from ..solvers import Dopri8
-from ..state import leaves_of, mapped
+from ..state import HALF, mapped
 from .contenders import Contender
 from .results import Reference
 from .subject import Look, Subject, flat_gradient, relative_error
@@ -38,20 +39,37 @@ class Unsuitable(Exception):
     """Why a problem could not be taken to float64 in some way."""
 
 
-def reference_gradient(
-    subject: Subject, look: Look, rtol: float, ratio: float, max_steps: int
-) -> tuple[Reference, Tensor | None]:
-    """By dopri8 and Replay to a tight tolerance; where that fails, to a looser one or in the problem's own dtype.
+@dataclass(frozen=True)
+class Means:
+    """With which a reference is computed."""
 
-    `ratio` is that of atol to rtol. How good the reference is is seen from one that is a hundred times looser.
+    ratio: float  # of atol to rtol
+    max_steps: int
+    restore: Callable[[], None]  # of all that is the user's: every gradient is taken from the same state
+
+    def gradient(self, subject: Subject, rtol: float, wide: bool) -> Sequence[Tensor | None]:
+        """By dopri8, whose steps end on all outputs since its polynomial is of lower order, and Replay."""
+        self.restore()
+        contender = Contender(Replay(), Dopri8(), rtol=rtol, atol=self.ratio * rtol)
+        subject = replace(subject, controller=Integral(step_to=subject.ts.tolist()[1:-1]), norm=None)
+        with warnings.catch_warnings(), _default_double() if wide else contextlib.nullcontext():
+            warnings.simplefilter("ignore")
+            value = subject.loss(subject.solve(contender, self.max_steps).ys)
+            grads = torch.autograd.grad(value, subject.targets, allow_unused=True)
+        if not all(g is None or bool(torch.isfinite(g).all()) for g in grads):
+            raise Unsuitable("the gradient of the loss is not finite")
+        return grads
+
+
+def reference_gradient(subject: Subject, look: Look, rtol: float, means: Means) -> tuple[Reference, Tensor | None]:
+    """A gradient to a tight tolerance, in float64; where that fails, to a looser one or in the problem's own dtype.
+
+    How good it is is seen from one that is a hundred times looser.
     """
-    subject = replace(subject, controller=None, norm=None)
     notes: list[str] = []
     for widened in _ways(subject, look, notes):
         try:
-            wide = widened(subject, look)
-            own = subject if wide is not subject else None
-            return _tightest(wide, own, rtol, ratio, max_steps, notes)
+            return _tightest(widened(subject, look), subject, rtol, means, notes)
         except SolveError as error:  # which another dtype would not help
             notes.append(_first_line(error))
             break
@@ -126,42 +144,28 @@ def _given(function: Callable[..., Any], others: dict[int, Tensor]) -> Callable[
     return substituted
 
 
-def _tightest(
-    subject: Subject, own: Subject | None, rtol: float, ratio: float, max_steps: int, notes: list[str]
-) -> tuple[Reference, Tensor]:
+def _tightest(subject: Subject, own: Subject, rtol: float, means: Means, notes: list[str]) -> tuple[Reference, Tensor]:
     """The tightest that can be had, and how far one that is looser is from it."""
-    dtype = subject.leaf.dtype
-    eps = torch.finfo(dtype).eps if dtype not in (torch.float16, torch.bfloat16) else torch.finfo(torch.float32).eps
+    dtype, wide = subject.leaf.dtype, subject is not own
+    eps = torch.finfo(torch.float32 if dtype in HALF else dtype).eps
     rtol = max(rtol, 8 * eps)
     while True:
         try:
-            grads = _gradient(subject, own is not None, rtol, ratio, max_steps)
+            grads = means.gradient(subject, rtol, wide)
             break
         except SolveError as error:
             if rtol * RELAXED > LOOSEST:
                 raise
             notes.append(f"rtol {rtol:.0e}: {_first_line(error)}")
             rtol *= RELAXED
-    if own is not None:
-        _check_complete(grads, own, rtol, ratio, max_steps)
+    if wide:
+        _check_complete(grads, own, max(rtol, LOOSEST), means)
     gradient = flat_gradient(grads, subject.targets)
     good_to = None
     with contextlib.suppress(SolveError):
-        looser = flat_gradient(_gradient(subject, own is not None, RELAXED * rtol, ratio, max_steps), subject.targets)
+        looser = flat_gradient(means.gradient(subject, RELAXED * rtol, wide), subject.targets)
         good_to = relative_error(looser, gradient)
-    name = str(dtype).removeprefix("torch.")
-    return Reference(name, rtol, good_to, "; ".join(notes)), gradient
-
-
-def _gradient(subject: Subject, wide: bool, rtol: float, ratio: float, max_steps: int) -> Sequence[Tensor | None]:
-    contender = Contender(Replay(), Dopri8(), rtol=rtol, atol=ratio * rtol)
-    with warnings.catch_warnings(), _default_double() if wide else contextlib.nullcontext():
-        warnings.simplefilter("ignore")
-        value = subject.loss(subject.solve(contender, max_steps).ys)
-        grads = torch.autograd.grad(value, subject.targets, allow_unused=True)
-    if not all(g is None or bool(torch.isfinite(g).all()) for g in grads):
-        raise Unsuitable("the gradient of the loss is not finite")
-    return grads
+    return Reference(str(dtype).removeprefix("torch."), rtol, good_to, "; ".join(notes)), gradient
 
 
 @contextlib.contextmanager
@@ -175,15 +179,15 @@ def _default_double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _check_complete(grads: Sequence[Tensor | None], own: Subject, rtol: float, ratio: float, max_steps: int) -> None:
+def _check_complete(grads: Sequence[Tensor | None], own: Subject, rtol: float, means: Means) -> None:
     """A gradient that the problem has as it is must not be missing in float64: a substitute was not used then."""
     try:
-        expected = _gradient(own, False, max(rtol, 1e-4), ratio, max_steps)
+        expected = means.gradient(own, rtol, wide=False)
     except SolveError:
         return
     lost = sum(g is None and e is not None and bool(e.any()) for g, e in zip(grads, expected, strict=True))
     if lost:
-        raise Unsuitable(f"{lost} of {len(list(leaves_of(list(grads))))} gradients are missing")
+        raise Unsuitable(f"{lost} of {len(grads)} gradients are missing")
 
 
 def _first_line(error: Exception) -> str:

@@ -93,6 +93,7 @@ def examine(subject: Subject, t0: float) -> Look:
     t = torch.full((), t0, dtype=real_dtype(y0), device=y0.device)
     with torch.no_grad():
         watched(t, y0)
+    seconds = _seconds(Field(subject.field, layout, subject.leaf.dtype, args), t, y0)
     seen = check_loss(subject.loss, subject.y0, len(subject.ts))
     drawn = not all(map(torch.equal, before, random_state(y0.device)))
     modules, tensors = reachable((subject.field, *(x for x in leaves_of(args) if not isinstance(x, Tensor))))
@@ -105,7 +106,7 @@ def examine(subject: Subject, t0: float) -> Look:
         used=tuple({id(x): x for x in used}.values()),
         modules=tuple(own_modules),
         random=drawn,
-        seconds=_seconds(Field(subject.field, layout, subject.leaf.dtype, args), t, y0),
+        seconds=seconds,
     )
 
 
@@ -167,7 +168,7 @@ def largest(tolerance: Any) -> float | None:
     """
     if tolerance is None:
         return None
-    return max(float(torch.as_tensor(x).max()) for x in leaves_of(tolerance))
+    return max(float(torch.as_tensor(x, dtype=torch.float64).max()) for x in leaves_of(tolerance))
 
 
 def smallest(tolerance: Any) -> float:

@@ -1,0 +1,307 @@
+"""Programs that are compiled out of the graph of a field: an evaluation, a whole step, the pull-back of a whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import graphs
+from .graphs import Capture, compile_graph, split
+from .norms import ErrorNorm
+from .problem import Plan
+from .solvers import Solver
+from .state import real_dtype
+
+Wanted = tuple[bool, ...]
+
+
+class Nodes:
+    """At which nodes of a step a program evaluates the field, in which order; found out while it is traced.
+
+    The clock is one tensor: dt, then the time at each node. On the host it is made from a plan, so that times are
+    exactly those of an eager step: on the right side of a jump, and t1 itself at the end.
+    """
+
+    def __init__(self, solver: Solver, like: Tensor):
+        self._size = 2 + solver.evaluations
+        self._dtype, self._device = real_dtype(like), like.device
+        self.evaluated: list[float] = []
+        self._index: dict[float, int] = {}
+
+    def time(self, clock: Tensor, c: float) -> Tensor:
+        self.evaluated.append(c)
+        return clock[1 + self._index.setdefault(c, len(self._index))]
+
+    def example(self) -> Tensor:
+        return torch.zeros(self._size, dtype=self._dtype, device=self._device)
+
+    def clock(self, plan: Plan) -> Tensor:
+        times = [plan.dt, *(plan.stage_time(c) for c in self._index)]
+        times += [plan.t1] * (self._size - len(times))
+        return torch.tensor(times, dtype=self._dtype, device=self._device)
+
+
+class EvaluationProgram:
+    """(t, y) ↦ k."""
+
+    def __init__(self, capture: Capture, t: Tensor, y: Tensor):
+        def evaluate(t: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
+            return [capture.evaluate(t, y, rest)]
+
+        self._strides = y.stride()
+        self._run = compile_graph(evaluate, [t, y, *capture.rest])
+
+    def __call__(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Tensor:
+        return self._run([t, with_strides(y, self._strides), *rest])[0]
+
+
+def ratio_of(
+    solver: Solver, error: ErrorNorm | None, dt: Tensor, y: Tensor, y1: Tensor, slopes: list[Tensor], allowed: list[Tensor]
+) -> Tensor:
+    """The size of the error relative to what is allowed; without error control the sum of y1, as finite as that is."""
+    if error is None:
+        return y1.sum()
+    rtol, atol = allowed
+    scale = atol + rtol * torch.maximum(y.abs(), y1.abs())
+    return error.norm(error.layout.unpack(solver.error(dt, slopes) / scale))
+
+
+class StepProgram:
+    """(y, k1) ↦ (y1, error ratio, k_end, k2, …), k_end where the error estimate reads it."""
+
+    def __init__(self, capture: Capture, solver: Solver, error: ErrorNorm | None, y: Tensor, k1: Tensor):
+        self.nodes = nodes = Nodes(solver, y)
+
+        def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
+            def slope(c: float, z: Tensor) -> Tensor:
+                return capture.evaluate(nodes.time(clock, c), z, rest)
+
+            y1, stages = solver.step(slope, clock[0], y, k1)
+            ends = [slope(1.0, y1)] if solver.error_needs_end_slope else []
+            ratio = ratio_of(solver, error, clock[0], y, y1, [*stages, *ends], [rtol, atol])
+            return [y1, ratio, *ends, *stages[1:]]
+
+        self._strides = [x.stride() for x in (y, k1)]
+        self._run = compile_graph(step, [nodes.example(), y, k1, *tolerances(error, y), *capture.rest])
+
+    def __call__(self, clock: Tensor, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        return self._run([clock, *map(with_strides, (y, k1), self._strides), *allowed, *rest])
+
+
+class PullProgram:
+    """The pull-back of a step, which is taken again: cotangents of y1, and maybe of the slopes, to those of the inputs.
+
+    `wanted` says for which of the tensors that the field uses, besides y, there is a gradient to compute.
+    """
+
+    def __init__(self, capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool):
+        self.nodes = nodes = Nodes(solver, y)
+        count = 1 + slopes
+
+        def pull(clock: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
+            cotangents, rest = others[:count], others[count:]
+
+            def forward(y: Tensor, *chosen: Tensor) -> tuple[Tensor, ...]:
+                inputs = replaced(rest, wanted, chosen)
+
+                def slope(c: float, z: Tensor) -> Tensor:
+                    return capture.evaluate(nodes.time(clock, c), z, inputs)
+
+                y1, stages = solver.step(slope, clock[0], y, slope(0.0, y))
+                if not slopes:
+                    return (y1,)
+                reads_end = len(solver.interpolant) > len(stages)
+                return y1, torch.stack([*stages, slope(1.0, y1)] if reads_end else stages)
+
+            _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
+            return list(back(cotangents))
+
+        cotangents = [torch.zeros_like(y)]
+        if slopes:
+            cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
+        self._strides = [x.stride() for x in (y, *cotangents)]
+        self._run = compile_graph(pull, [nodes.example(), y, *cotangents, *capture.rest])
+
+    def __call__(self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        given = map(with_strides, (y, *cotangents), self._strides)
+        return self._run([self.nodes.clock(plan), *given, *rest])
+
+
+class SavingPrograms:
+    """Steps that also keep what their pull-backs need.
+
+    A step is cut into two: k1 = f(t0, y), and the rest of it. The first slope of a step is usually the last one of the
+    step before, which keeps what is needed for it, so that nothing is evaluated twice:
+
+        start:  (t, y)         ↦ k, what is kept of an evaluation
+        step:   (y, k1)        ↦ y1, error ratio, k_end, k2, …, what is kept of it, and of the evaluation at its end
+        pull:   kept of a step and of the evaluation at its start, cotangents of y1, k1 and, with `slopes`, k2, k3, …
+                               ↦ those of y and of the wanted tensors
+        pull_start: kept of an evaluation, cotangent of k ↦ the same
+    """
+
+    def __init__(
+        self, capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
+    ):
+        self._capture, self._solver, self._error = capture, solver, error
+        self._wanted, self._slopes = wanted, slopes
+        self._y = y
+        self.nodes = Nodes(solver, y)
+        self._strides = y.stride()
+        self._adj_strides = torch.zeros_like(y).stride()
+        self._at = self._split_evaluation()
+        self._after = self._split_rest()
+        self.kept_step, self.kept_evaluation = len(self._after.kept), len(self._at.kept)
+        time = self.nodes.example()[0]
+        self._start = graphs.back_end(self._at.forward, [time, y, *capture.rest])
+        self._step = self._compile_step()
+
+    def _split_evaluation(self) -> Any:
+        capture, wanted = self._capture, self._wanted
+
+        def joint(t: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
+            rest, adj = others[:-1], others[-1]
+
+            def evaluate(y: Tensor, *chosen: Tensor) -> Tensor:
+                return capture.evaluate(t, y, replaced(rest, wanted, chosen))
+
+            k, back = torch.func.vjp(evaluate, y, *chosen_of(rest, wanted))  # type: ignore[misc]
+            return [k, *back(adj)]
+
+        y = self._y
+        return split(joint, [self.nodes.example()[0], y, *capture.rest], [torch.zeros_like(y)], 1)
+
+    def _split_rest(self) -> Any:
+        capture, wanted, solver, nodes = self._capture, self._wanted, self._solver, self.nodes
+        count = len(capture.rest)
+        pulled = solver.stages if self._slopes else 1  # y1, and k2, … as far as there are outputs inside
+
+        def joint(clock: Tensor, y: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
+            rest, cotangents = others[:count], others[count:]
+
+            def forward(y: Tensor, k1: Tensor, *chosen: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+                inputs = replaced(rest, wanted, chosen)
+
+                def slope(c: float, z: Tensor) -> Tensor:
+                    return capture.evaluate(nodes.time(clock, c), z, inputs)
+
+                y1, stages = solver.step(slope, clock[0], y, k1)
+                found = [y1, *stages[1:]]
+                return tuple(found[:pulled]), found
+
+            _, back, found = torch.func.vjp(forward, y, k1, *chosen_of(rest, wanted), has_aux=True)  # type: ignore[misc]
+            return [*found, *back(cotangents)]
+
+        y = self._y
+        # One tensor each: by their identity a tracer tells its inputs apart.
+        cotangents = [torch.zeros_like(y) for _ in range(pulled)]
+        inputs = [nodes.example(), y, torch.zeros_like(y), *capture.rest]
+        return split(joint, inputs, cotangents, solver.stages)
+
+    def _compile_step(self) -> Any:
+        solver, error, nodes = self._solver, self._error, self.nodes
+        after, at = self._after.forward, self._at.forward
+
+        def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
+            found = after(clock, y, k1, *rest)
+            (y1, *stages), kept = found[: solver.stages], list(found[solver.stages :])
+            ends = []
+            if solver.error_needs_end_slope:
+                k, *more = at(nodes.time(clock, 1.0), y1, *rest)
+                ends, kept = [k], [*kept, *more]
+            ratio = ratio_of(solver, error, clock[0], y, y1, [k1, *stages, *ends], [rtol, atol])
+            return [y1, ratio, *ends, *stages, *kept]
+
+        y = self._y
+        given = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *self._capture.rest]
+        return compile_graph(step, given)
+
+    @cached_property
+    def _pull(self) -> Any:
+        after, at = self._after.backward, self._at.backward
+        n_step, n_both = self.kept_step, self.kept_step + self.kept_evaluation
+
+        def pull(*tensors: Tensor) -> list[Tensor]:
+            kept_step, kept_start, (adj_k1, *cotangents) = tensors[:n_step], tensors[n_step:n_both], tensors[n_both:]
+            grad_y, grad_k1, *grads = after(*kept_step, *cotangents)
+            own_y, *own = at(*kept_start, grad_k1 + adj_k1)
+            return [grad_y + own_y, *(a + b for a, b in zip(grads, own, strict=True))]
+
+        y = self._y
+        count = 1 + (self._solver.stages if self._slopes else 1)
+        examples = [x.detach() for x in (*self._after.kept, *self._at.kept)]
+        return compile_graph(pull, [*examples, *(torch.zeros_like(y) for _ in range(count))])
+
+    @cached_property
+    def _pull_start(self) -> Any:
+        return graphs.back_end(self._at.backward, [*self._at.kept, torch.zeros_like(self._y)])
+
+    def start(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Any:
+        return self._start([t, with_strides(y, self._strides), *rest])
+
+    def step(self, clock: Tensor, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        given = with_strides(y, self._strides), with_strides(k1, self._adj_strides)
+        return self._step([clock, *given, *allowed, *rest])
+
+    def pull(self, kept: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
+        """`cotangents` are those of k1, y1 and, with `slopes`, k2, k3, …"""
+        return self._pull([*kept, *(with_strides(c, self._adj_strides) for c in cotangents)])
+
+    def pull_start(self, kept: Sequence[Tensor], adj: Tensor) -> Any:
+        return self._pull_start([*kept, with_strides(adj, self._adj_strides)])
+
+
+def key_of(error: ErrorNorm | None) -> Hashable:
+    """What of an error norm is part of a program."""
+    return None if error is None else (error.norm, error.layout)
+
+
+def evaluation_program(capture: Capture, t: Tensor, y: Tensor) -> EvaluationProgram:
+    return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, t, y))
+
+
+def step_program(capture: Capture, solver: Solver, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> StepProgram:
+    key = ("step", solver, key_of(error))
+    return capture.graph.program(key, lambda: StepProgram(capture, solver, error, y, k1))
+
+
+def pull_program(capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool) -> PullProgram:
+    key = ("pull", solver, wanted, slopes)
+    return capture.graph.program(key, lambda: PullProgram(capture, solver, wanted, y, slopes))
+
+
+def saving_programs(
+    capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
+) -> SavingPrograms:
+    key = ("saving", solver, key_of(error), wanted, slopes)
+    return capture.graph.program(key, lambda: SavingPrograms(capture, solver, error, wanted, slopes, y))
+
+
+def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:
+    """rtol and atol as tensors, so that another tolerance is no other program."""
+    dtype = real_dtype(like)
+    if error is None:
+        return [torch.zeros((), dtype=dtype, device=like.device) for _ in range(2)]
+    rtol = error.rtol
+    return [rtol if isinstance(rtol, Tensor) else torch.full((), rtol, dtype=dtype, device=like.device), error.atol]
+
+
+def chosen_of(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    return [x for x, want in zip(rest, wanted, strict=True) if want]
+
+
+def replaced(rest: Sequence[Tensor], wanted: Sequence[bool], chosen: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors with others in place of the wanted ones."""
+    own = iter(chosen)
+    return [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
+
+
+def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """In the memory layout for which a program was compiled."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
