@@ -202,7 +202,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_in_a_process_of_its_own(here: Path) -> None:
     command = [sys.executable, "-m", "seminode", "profile", "problems_here:problem", *ONLY, "--threads", "1"]
-    source = str(Path(sn.__file__).parents[1])
+    source = str(Path(str(cli.__file__)).parents[1])
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
     assert (done.returncode, done.stderr) == (0, "")
     assert "Replay" in done.stdout

@@ -249,8 +249,9 @@ def _describe_problem(subject: Subject, times: tuple[float, ...], level: tuple[A
     rtol, atol = largest(level[0]), largest(level[1])
     control = f"rtol {rtol:g}, atol {atol:g}" if rtol is not None else str(subject.controller)
     summary = f"{name}: {shapes}, {dtype} on {device}, {len(times)} outputs in [{times[0]:g}, {times[-1]:g}], {control}"
+    targets = f"{size} number{'s' * (size > 1)} in {len(subject.targets)} tensor{'s' * (len(subject.targets) > 1)}"
     return {
-        "summary": f"{summary}; {size} numbers in {len(subject.targets)} tensors get gradients",
+        "summary": f"{summary}; gradients of {targets}",
         "field": name,
         "shapes": [list(x.shape) for _, x in leaves],
         "dtype": dtype,

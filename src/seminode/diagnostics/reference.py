@@ -71,10 +71,10 @@ def reference_gradient(subject: Subject, look: Look, rtol: float, means: Means) 
         try:
             return _tightest(widened(subject, look), subject, rtol, means, notes)
         except SolveError as error:  # which another dtype would not help
-            notes.append(_first_line(error))
+            notes.append(_first_sentence(error))
             break
         except Exception as error:
-            notes.append(f"{_DESCRIBED[widened]}: {_first_line(error)}")
+            notes.append(f"{_DESCRIBED[widened]}: {_first_sentence(error)}")
     return Reference("none", float("nan"), None, "; ".join(notes)), None
 
 
@@ -156,7 +156,7 @@ def _tightest(subject: Subject, own: Subject, rtol: float, means: Means, notes: 
         except SolveError as error:
             if rtol * RELAXED > LOOSEST:
                 raise
-            notes.append(f"rtol {rtol:.0e}: {_first_line(error)}")
+            notes.append(f"rtol {rtol:.0e}: {_first_sentence(error)}")
             rtol *= RELAXED
     if wide:
         _check_complete(grads, own, max(rtol, LOOSEST), means)
@@ -190,6 +190,6 @@ def _check_complete(grads: Sequence[Tensor | None], own: Subject, rtol: float, m
         raise Unsuitable(f"{lost} of {len(grads)} gradients are missing")
 
 
-def _first_line(error: Exception) -> str:
+def _first_sentence(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
+    return lines[0].partition(". ")[0][:200]
