@@ -7,9 +7,10 @@ ODE Adjoints via Seminorms (ICML 2021).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,7 +29,8 @@ from seminode.models.symplectic import SymplecticField as LibraryField
 class GradientProblem:
     """y′ = field(t, y), y(ts[0]) = start(), to be differentiated through loss(ys), ys being the outputs at all ts.
 
-    `start` is a function because the start may have parameters of its own; those of `modules` are all there are.
+    `start` is a function because the start may have parameters of its own; those of `modules` are all there are. `data`
+    is whatever else one must know to state the problem elsewhere.
     """
 
     field: nn.Module
@@ -39,6 +41,7 @@ class GradientProblem:
     rtol: float
     atol: float
     jumps: Tensor | None = None
+    data: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -107,6 +110,7 @@ def pendulum_problem(field: SymplecticField, windows: Tensor) -> GradientProblem
         modules=nn.ModuleList([field]),
         rtol=1e-4,
         atol=1e-4,
+        data={"windows": windows},
     )
 
 
@@ -192,6 +196,7 @@ def cde_problem(
         rtol=1e-3,
         atol=1e-6,
         jumps=torch.arange(knots, dtype=torch.float64),
+        data={"slopes": control.slopes, "x0": control.values[:, 0], "labels": labels},
     )
 
 

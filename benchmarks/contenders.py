@@ -1,0 +1,117 @@
+"""Who races: libraries and their settings as plain data, which one process can name to another.
+
+Settings are what a user of the library would choose who wants its speed; those beyond the obvious ones are there so
+that no library is beaten for the want of a better setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A library and how it is asked to solve and to differentiate; `options` are read by its runner."""
+
+    library: str
+    setting: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.library}: {self.setting}"
+
+
+ADJOINTS = ("Direct", "Replay", "Backsolve", "Quadrature", "Interpolating")
+#: Further settings of seminode on a problem, by the name of the problem: (setting, options).
+EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+    "small": (("Direct, tsit5", {"adjoint": "Direct", "solve": {"solver": "tsit5"}}),),
+    "cde": (("Direct, tsit5", {"adjoint": "Direct", "solve": {"solver": "tsit5"}}),),
+    "flow": (
+        ("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),
+        ("Quadrature, norm auto", {"adjoint": "Quadrature", "solve": {"norm": "auto"}}),
+    ),
+}
+
+
+def seminode(problem: str) -> list[Contender]:
+    settings = [(name, {"adjoint": name}) for name in ADJOINTS]
+    eager = [Contender("seminode", name, options) for name, options in settings]
+    extras = EXTRAS.get(problem.split("-")[0], ())
+    return eager + [
+        Contender("seminode", f"{name}, compiled", {**options, "compile": True}, compiled=True)
+        for name, options in (*settings, *extras)
+    ]
+
+
+def torchdiffeq(problem: str) -> list[Contender]:
+    library = "torchdiffeq"
+    found = [
+        Contender(library, "adjoint", {"adjoint": True}),
+        Contender(library, "adjoint, seminorm", {"adjoint": True, "norm": "seminorm"}),
+        Contender(library, "direct", {"adjoint": False}),
+        Contender(library, "adjoint, field compiled", {"adjoint": True, "compile": True}, compiled=True),
+        Contender(
+            library,
+            "adjoint, seminorm, field compiled",
+            {"adjoint": True, "norm": "seminorm", "compile": True},
+            compiled=True,
+        ),
+        Contender(library, "direct, field compiled", {"adjoint": False, "compile": True}, compiled=True),
+    ]
+    if problem.startswith("cde"):
+        # It misses a jump that a step ends on exactly, and all after that; so it may do better without knowing of them.
+        found += [
+            Contender(library, "adjoint, seminorm, no jumps", {"adjoint": True, "norm": "seminorm", "jumps": False}),
+            Contender(library, "direct, no jumps", {"adjoint": False, "jumps": False}),
+        ]
+    return found
+
+
+def torchode(problem: str) -> list[Contender]:
+    if problem.split("-")[0] != "small":
+        return []  # its states are (batch, features) and know no jumps
+    return [
+        Contender("torchode", "AutoDiffAdjoint", {"adjoint": "AutoDiffAdjoint"}),
+        Contender("torchode", "AutoDiffAdjoint, compiled", {"adjoint": "AutoDiffAdjoint", "compile": True}, True),
+        Contender("torchode", "JointBacksolveAdjoint", {"adjoint": "JointBacksolveAdjoint"}),
+        Contender("torchode", "BacksolveAdjoint", {"adjoint": "BacksolveAdjoint"}),
+    ]
+
+
+def torchcde(problem: str) -> list[Contender]:
+    if not problem.startswith("cde"):
+        return []
+    return [
+        Contender("torchcde", "adjoint", {"adjoint": True}),
+        Contender("torchcde", "direct", {"adjoint": False}),
+    ]
+
+
+def diffrax(problem: str) -> list[Contender]:
+    adjoints = {
+        "RecursiveCheckpoint": {"adjoint": "RecursiveCheckpointAdjoint"},
+        "RecursiveCheckpoint, all kept": {"adjoint": "RecursiveCheckpointAdjoint", "keep": True},
+        "Backsolve, seminorm": {"adjoint": "BacksolveAdjoint"},
+        "Direct": {"adjoint": "DirectAdjoint"},
+    }
+    found = [
+        Contender("diffrax", f"{name}, Dopri5", {**options, "solver": "Dopri5"}, True)
+        for name, options in adjoints.items()
+    ]
+    tsit5 = ("RecursiveCheckpoint", "RecursiveCheckpoint, all kept", "Backsolve, seminorm")
+    found += [Contender("diffrax", f"{name}, Tsit5", {**adjoints[name], "solver": "Tsit5"}, True) for name in tsit5]
+    return found
+
+
+def contenders(problem: str) -> list[Contender]:
+    """Everyone who can do a problem, by its name."""
+    libraries = (seminode, torchdiffeq, torchode, torchcde, diffrax)
+    return [contender for library in libraries for contender in library(problem)]
+
+
+def named(problem: str, name: str) -> Contender:
+    return next(contender for contender in contenders(problem) if contender.name == name)

@@ -1,0 +1,177 @@
+"""How the libraries on PyTorch are called: for each a function that makes a `Solve` of a contender's options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import seminode as sn
+
+from .contenders import Contender
+from .problems import ControlledField
+from .tasks import Solve, Task
+
+Counts = dict[str, int]
+
+
+class TorchRunner:
+    """One forward and backward pass after the other, with the clock between them."""
+
+    def __init__(self, task: Task, contender: Contender):
+        self.task = task
+        self.libraries = ("torch", contender.library)
+        self.counted: list[sn.Stats] = []
+        self.solve = SOLVES[contender.library](task, contender.options, self.counted)
+        self.found: list[Tensor] = []
+
+    def run(self) -> dict[str, float]:
+        self.counted.clear()
+        begin = time.perf_counter()
+        y0, leaves = self.task.leaves()
+        loss = self.task.through(y0, self.solve)
+        turn = time.perf_counter()
+        inputs = [*self.task.modules.parameters(), *leaves]
+        grads = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+        end = time.perf_counter()
+        self.found = list(grads)
+        return {"seconds": end - begin, "forward": turn - begin, "backward": end - turn, "loss": loss.item()}
+
+    def gradient(self) -> np.ndarray:
+        return torch.cat([grad.flatten() for grad in self.found]).numpy()
+
+    def counts(self) -> Counts:
+        """Of all solves together, where the library tells."""
+        found: Counts = {}
+        for stats in self.counted:
+            for way, each in (("forward", stats), ("backward", stats.backward)):
+                for name in ("nfe", "accepted", "rejected"):
+                    if each is not None:
+                        found[f"{way}_{name}"] = found.get(f"{way}_{name}", 0) + getattr(each, name)
+        return found
+
+    def versions(self) -> dict[str, str]:
+        return {library: version(library) for library in self.libraries}
+
+
+def with_seminode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
+    adjoint = getattr(sn, options["adjoint"])(**options.get("adjoint_options", {}))
+    given = {"rtol": task.rtol, "atol": task.atol, "jumps": task.jumps, **options.get("solve", {})}
+
+    def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
+        solution = sn.solve(field, y0, ts, adjoint=adjoint, compile=options.get("compile", False), **given)
+        counted.append(solution.stats)
+        return solution.ys
+
+    return solve
+
+
+class Compiled:
+    """torch.compile of every field, once."""
+
+    def __init__(self, active: bool):
+        self.active = active
+        self.fields: dict[int, nn.Module] = {}
+
+    def __call__(self, field: nn.Module) -> nn.Module:
+        if not self.active:
+            return field
+        if id(field) not in self.fields:
+            self.fields[id(field)] = torch.compile(field)  # type: ignore[assignment]
+        return self.fields[id(field)]
+
+
+def with_torchdiffeq(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
+    import torchdiffeq
+
+    # Its jumps must lie inside the interval.
+    told = task.jumps is not None and options.get("jumps", True)
+    forward: dict[str, Any] = {"jump_t": task.jumps[1:-1]} if told and task.jumps is not None else {}
+    backward = {**forward, **({"norm": options["norm"]} if "norm" in options else {})}
+    compiled = Compiled(options.get("compile", False))
+    given = {"rtol": task.rtol, "atol": task.atol, "method": "dopri5"}
+
+    def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
+        if not options["adjoint"]:
+            return torchdiffeq.odeint(compiled(field), y0, ts, options={**forward}, **given)
+        ways = {"options": {**forward}, "adjoint_options": {**backward}}
+        return torchdiffeq.odeint_adjoint(compiled(field), y0, ts, **ways, **given)
+
+    return solve
+
+
+def with_torchode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
+    """For losses of the end alone, which it solves for faster; each sample has its own steps, but in a joint adjoint."""
+    import torchode
+
+    solvers: dict[int, Any] = {}
+
+    def solver_of(field: nn.Module) -> Callable[[Any], Any]:
+        term = torchode.ODETerm(field)  # type: ignore[arg-type]
+        method = torchode.Dopri5(term=term)
+        controller = torchode.IntegralController(atol=task.atol, rtol=task.rtol, term=term)
+        kind = getattr(torchode, options["adjoint"])
+        pieces = (method, controller) if options["adjoint"] == "AutoDiffAdjoint" else (term, method, controller)
+        solve = kind(*pieces).solve
+        return torch.compile(solve) if options.get("compile", False) else solve
+
+    def solve(field: nn.Module, y0: Any, ts: Tensor) -> Tensor:
+        if id(field) not in solvers:
+            solvers[id(field)] = solver_of(field)
+        begin, end = (t.to(y0).expand(len(y0)) for t in (ts[0], ts[-1]))
+        problem = torchode.InitialValueProblem(y0=y0, t_start=begin, t_end=end)  # type: ignore[arg-type]
+        return solvers[id(field)](problem).ys.transpose(0, 1)
+
+    return solve
+
+
+class MatrixOnly(nn.Module):
+    """F of a `ControlledField`, (batch, hidden, channels), as torchcde wants it."""
+
+    def __init__(self, field: ControlledField):
+        super().__init__()
+        self.field = field
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.field.net(z).tanh().unflatten(-1, self.field.shape)
+
+
+def with_torchcde(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
+    """With its own linear interpolation, told of the jumps as its documentation shows."""
+    import torchcde
+
+    paths: dict[int, tuple[Any, nn.Module]] = {}
+
+    def solve(field: nn.Module, y0: Any, ts: Tensor) -> Tensor:
+        assert isinstance(field, ControlledField)
+        if id(field) not in paths:
+            coefficients = torchcde.linear_interpolation_coeffs(field.control.values)
+            paths[id(field)] = torchcde.LinearInterpolation(coefficients), MatrixOnly(field)
+        path, function = paths[id(field)]
+        given: dict[str, Any] = {
+            "rtol": task.rtol,
+            "atol": task.atol,
+            "method": "dopri5",
+            "adjoint": options["adjoint"],
+        }
+        jumps = {"jump_t": path.grid_points[1:-1]}
+        if options["adjoint"]:
+            given |= {"adjoint_options": {**jumps}, "adjoint_params": tuple(function.parameters())}
+        zs = torchcde.cdeint(X=path, func=function, z0=y0, t=ts.to(y0), options={**jumps}, **given)
+        assert isinstance(zs, Tensor)
+        return zs.movedim(-2, 0)
+
+    return solve
+
+
+SOLVES: dict[str, Callable[[Task, Mapping[str, Any], list[sn.Stats]], Solve]] = {
+    "seminode": with_seminode,
+    "torchdiffeq": with_torchdiffeq,
+    "torchode": with_torchode,
+    "torchcde": with_torchcde,
+}
