@@ -40,7 +40,7 @@ format: $(STAMP)-dev ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(STAMP)-bench ## compare with torchdiffeq and torchode
+bench: $(STAMP)-bench ## compare with torchdiffeq, torchode, torchcde and diffrax; takes hours
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)-docs ## build the documentation into site

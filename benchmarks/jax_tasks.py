@@ -1,0 +1,169 @@
+"""The tasks again, in JAX, from the arrays of the originals; each field as JAX computes it fastest.
+
+A task is a function (parameters, data, shift, solve) to a loss. The shift, of zeros, is added to the start, so that the
+gradient for it is that for the start. Fields get their parameters through `args`, as BacksolveAdjoint wants them, and
+their data by closure, so that it does not differentiate for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+Arrays = dict[str, Array]
+#: (field, y0, ts, args) to the outputs: at all ts, or, for ts of two times, at the last one only.
+Solve = Callable[[Callable[..., Any], Any, Array, Arrays], Any]
+TaskFunction = Callable[[Arrays, Arrays, Any, Solve], Array]
+
+
+def under(parameters: Arrays, prefix: str) -> Arrays:
+    """The parameters of one module, by their names within it."""
+    return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
+
+
+def network(parameters: Arrays, activation: Callable[[Array], Array], x: Array) -> Array:
+    """torch.nn.Sequential of linear layers, at even places, and activations."""
+    places = sorted({int(name.split(".")[0]) for name in parameters})
+    for place in places:
+        x = activation(x) if place else x
+        x = x @ parameters[f"{place}.weight"].T + parameters[f"{place}.bias"]
+    return x
+
+
+def small(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
+    def field(t: Array, y: Array, args: Arrays) -> Array:
+        return network(args, jnp.tanh, y)
+
+    y1 = solve(field, data["y0"] + shift, data["ts"], under(parameters, "0.net."))
+    return jnp.square(y1).mean()
+
+
+def small_shift(parameters: Arrays, data: Arrays) -> Array:
+    return jnp.zeros_like(data["y0"])
+
+
+def cde(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
+    slopes = data["slopes"]
+    batch, channels = slopes.shape[1:]
+    hidden = parameters["1.bias"].shape[0]
+
+    def field(t: Array, z: Array, args: Arrays) -> Array:
+        # The knots are 0, 1, 2, …, and never evaluated at.
+        interval = jnp.clip(jnp.ceil(t).astype(int) - 1, 0, len(slopes) - 1)
+        slope = lax.dynamic_index_in_dim(slopes, interval, keepdims=False)
+        matrix = jnp.tanh(network(args, jax.nn.relu, z)).reshape(batch, hidden, channels)
+        return jnp.einsum("bhc,bc->bh", matrix, slope)
+
+    z0 = data["x0"] @ parameters["1.weight"].T + parameters["1.bias"] + shift
+    z1 = solve(field, z0, data["ts"], under(parameters, "0.net."))
+    scores = jax.nn.log_softmax(z1 @ parameters["2.weight"].T + parameters["2.bias"])
+    return -jnp.take_along_axis(scores, data["labels"][:, None], 1).mean()
+
+
+def cde_shift(parameters: Arrays, data: Arrays) -> Array:
+    return jnp.zeros((len(data["x0"]), len(parameters["1.bias"])), data["x0"].dtype)
+
+
+FLOOR = 0.1  # ε of M⁻¹ = LLᵀ + ε I
+
+
+def symplectic(t: Array, x: Array, args: Arrays) -> Array:
+    """Hamilton's equations of two angles with torques, on (cos q, sin q, q′, u), as `SymplecticField` has them."""
+    angles, w, u = x[:, :4], x[:, 4:6], x[:, 6:]
+    turning = jnp.concatenate((-angles[:, 2:], angles[:, :2]), 1).reshape(-1, 2, 2)  # ∂(cos q, sin q)/∂q
+    dangles = (turning * w[:, None]).reshape(-1, 4)
+    mass = lambda c: network(under(args, "inverse_mass."), jax.nn.softplus, c)
+    potential = lambda c: network(under(args, "potential."), jax.nn.softplus, c)
+
+    def factor(entries: Array) -> Array:
+        a, c, b = entries[:, 0], entries[:, 1], entries[:, 2]
+        return jnp.stack((a, jnp.zeros_like(a), b, c), 1).reshape(-1, 2, 2)
+
+    # The pull-back and the push-forward share the evaluation, which XLA finds.
+    entries, dentries = jax.jvp(mass, (angles,), (dangles,))
+    _, pull = jax.vjp(lambda c: (mass(c), potential(c)), angles)
+    L, dL = factor(entries), factor(dentries)
+    A = L @ L.mT + FLOOR * jnp.eye(2, dtype=x.dtype)
+    a, o, c = A[:, 0, 0], A[:, 0, 1], A[:, 1, 1]
+    p = jnp.stack((c * w[:, 0] - o * w[:, 1], a * w[:, 1] - o * w[:, 0]), 1)[..., None] / (a * c - o * o)[:, None, None]
+
+    # With v = Lᵀp and p held fixed, H = ½|v|² + ½ε|p|² + V has ∂H/∂L = p vᵀ.
+    v = L.mT @ p
+    dHdL = p * v.mT
+    weights = jnp.stack((dHdL[:, 0, 0], dHdL[:, 1, 1], dHdL[:, 1, 0]), 1)
+    dH = pull((weights, jnp.ones((len(x), 1), x.dtype)))[0]
+    dV = (turning * dH.reshape(-1, 2, 2)).sum(1)
+    g = network(under(args, "input_matrix."), jax.nn.softplus, angles).reshape(-1, 2, 2)
+    dp = g @ u[..., None] - dV[..., None]
+    dw = L @ (L.mT @ dp + dL.mT @ p) + FLOOR * dp + dL @ v
+    return jnp.concatenate((dangles, dw[..., 0], jnp.zeros_like(u)), 1)
+
+
+def pendulum(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
+    windows = data["windows"]
+    xs = solve(symplectic, windows[:, 0] + shift, data["ts"], under(parameters, "0."))
+    return jnp.square(xs - windows.swapaxes(0, 1)).mean()
+
+
+def pendulum_shift(parameters: Arrays, data: Arrays) -> Array:
+    return jnp.zeros_like(data["windows"][:, 0])
+
+
+def convolve(x: Array, weight: Array) -> Array:
+    """Images (batch, height, width, channels), which is how XLA wants them, and PyTorch's weights."""
+    return lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"))
+
+
+def image_field(noise: Array) -> Callable[..., Any]:
+    """`ImageField` with its noise."""
+    ones = jnp.ones((1, *noise.shape[1:3], 1), noise.dtype)
+
+    def velocity(t: Array, z: Array, args: Arrays) -> Array:
+        for i in range(4):
+            weight, bias = args[f"{i}.weight"], args[f"{i}.bias"]
+            z = jax.nn.softplus(z) if i else z
+            z = convolve(z, weight[:, 1:]) + (bias + t * convolve(ones, weight[:, :1]))
+        return z
+
+    def field(t: Array, state: tuple[Array, Array], args: Arrays) -> tuple[Array, Array]:
+        f, pull = jax.vjp(lambda z: velocity(t, z, args), state[0])
+        return f, -(pull(noise)[0] * noise).sum((1, 2, 3))
+
+    return field
+
+
+def squeezed(z: Array) -> Array:
+    """2×2 squares of pixels to channels, counted (old channel, row, column) as PyTorch's pixel_unshuffle does."""
+    batch, height, width, channels = z.shape
+    z = z.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    return z.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels)
+
+
+def flow(parameters: Arrays, data: Arrays, shift: tuple[Array, Array], solve: Solve) -> Array:
+    z, delta = jnp.moveaxis(data["z0"] + shift[0], 1, -1), shift[1]
+    ts = jnp.array([0.0, 1.0], z.dtype)
+    for scale in range(3):
+        z = squeezed(z) if scale else z
+        field = image_field(jnp.moveaxis(data[f"noise{scale}"], 1, -1))
+        z, delta = solve(field, (z, delta), ts, under(parameters, f"{scale}.layers."))
+    log_base = -0.5 * (jnp.square(z) + math.log(2.0 * math.pi)).sum((1, 2, 3))
+    return (delta - log_base).mean() / math.prod(z.shape[1:])
+
+
+def flow_shift(parameters: Arrays, data: Arrays) -> tuple[Array, Array]:
+    z0 = data["z0"]
+    return jnp.zeros_like(z0), jnp.zeros(len(z0), z0.dtype)
+
+
+#: By the name of the problem up to a hyphen: the task, and the shift of its start.
+TASKS: dict[str, tuple[TaskFunction, Callable[[Arrays, Arrays], Any]]] = {
+    "small": (small, small_shift),
+    "cde": (cde, cde_shift),
+    "pendulum": (pendulum, pendulum_shift),
+    "flow": (flow, flow_shift),
+}
