@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from inspect import signature
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -138,6 +139,10 @@ def _evaluate(func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, ar
     return layout.join(leaves)
 
 
+#: Older versions of torch have one limit for all functions, and stop at eight graphs.
+_LIMIT: Any = {"recompile_limit": GRAPHS} if "recompile_limit" in signature(torch.compile).parameters else {}
+
+
 class FrontEnd:
     """Captures fields. One for each layout of the state, so that none is held up by the number of others."""
 
@@ -145,15 +150,13 @@ class FrontEnd:
         code = _evaluate.__code__
         # A function of its own to the front end, which counts graphs by code.
         own = FunctionType(code.replace(co_name="evaluate"), globals())
-        self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False)
+        self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False, **_LIMIT)
 
     def capture(
         self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
     ) -> Capture:
-        import torch._dynamo
-
         _latest.seen = None
-        with torch.no_grad(), _transforms_unwound(), torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        with torch.no_grad(), _transforms_unwound():
             self._evaluate(func, layout, t, y, args)
         if _latest.seen is None:
             raise NotCompiled("the field has no operations to compile")

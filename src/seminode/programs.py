@@ -14,7 +14,7 @@ from .graphs import Capture, compile_graph, split
 from .norms import ErrorNorm
 from .problem import Plan
 from .solvers import Solver
-from .state import real_dtype
+from .state import HALF, real_dtype
 
 Wanted = tuple[bool, ...]
 
@@ -95,15 +95,17 @@ class StepProgram:
 class PullProgram:
     """The pull-back of a step, which is taken again: cotangents of y1, and maybe of the slopes, to those of the inputs.
 
-    `wanted` says for which of the tensors that the field uses, besides y, there is a gradient to compute.
+    `wanted` says for which of the tensors that the field uses, besides y, there is a gradient to compute. Like every
+    pull-back here it takes the sums of those gradients so far and returns that of y, a number that is finite if all of
+    them are, and the sums with its own part added.
     """
 
     def __init__(self, capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool):
         self.nodes = nodes = Nodes(solver, y)
-        count = 1 + slopes
+        count, rest_end = 1 + slopes, 1 + slopes + len(capture.rest)
 
         def pull(clock: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
-            cotangents, rest = others[:count], others[count:]
+            cotangents, rest, sums = others[:count], others[count:rest_end], others[rest_end:]
 
             def forward(y: Tensor, *chosen: Tensor) -> tuple[Tensor, ...]:
                 inputs = replaced(rest, wanted, chosen)
@@ -118,17 +120,20 @@ class PullProgram:
                 return y1, torch.stack([*stages, slope(1.0, y1)] if reads_end else stages)
 
             _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
-            return list(back(cotangents))
+            return added(back(cotangents), sums)
 
         cotangents = [torch.zeros_like(y)]
         if slopes:
             cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
         self._strides = [x.stride() for x in (y, *cotangents)]
-        self._run = compile_graph(pull, [nodes.example(), y, *cotangents, *capture.rest])
+        given = [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)]
+        self._run = compile_graph(pull, given)
 
-    def __call__(self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor]) -> Any:
+    def __call__(
+        self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor], sums: Sequence[Tensor]
+    ) -> Any:
         given = map(with_strides, (y, *cotangents), self._strides)
-        return self._run([self.nodes.clock(plan), *given, *rest])
+        return self._run([self.nodes.clock(plan), *given, *rest, *sums])
 
 
 class SavingPrograms:
@@ -139,8 +144,8 @@ class SavingPrograms:
 
         start:  (t, y)         ↦ k, what is kept of an evaluation
         step:   (y, k1)        ↦ y1, error ratio, k_end, k2, …, what is kept of it, and of the evaluation at its end
-        pull:   kept of a step and of the evaluation at its start, cotangents of y1, k1 and, with `slopes`, k2, k3, …
-                               ↦ those of y and of the wanted tensors
+        pull:   kept of a step and of the evaluation at its start, cotangents of k1, y1 and, with `slopes`, k2, k3, …
+                               ↦ as `PullProgram`
         pull_start: kept of an evaluation, cotangent of k ↦ the same
     """
 
@@ -224,21 +229,28 @@ class SavingPrograms:
     def _pull(self) -> Any:
         after, at = self._after.backward, self._at.backward
         n_step, n_both = self.kept_step, self.kept_step + self.kept_evaluation
+        n_all = n_both + 1 + (self._solver.stages if self._slopes else 1)
 
         def pull(*tensors: Tensor) -> list[Tensor]:
-            kept_step, kept_start, (adj_k1, *cotangents) = tensors[:n_step], tensors[n_step:n_both], tensors[n_both:]
+            kept_step, kept_start, (adj_k1, *cotangents) = tensors[:n_step], tensors[n_step:n_both], tensors[n_both:n_all]
             grad_y, grad_k1, *grads = after(*kept_step, *cotangents)
             own_y, *own = at(*kept_start, grad_k1 + adj_k1)
-            return [grad_y + own_y, *(a + b for a, b in zip(grads, own, strict=True))]
+            both = [a + b for a, b in zip(grads, own, strict=True)]
+            return added([grad_y + own_y, *both], tensors[n_all:])
 
-        y = self._y
-        count = 1 + (self._solver.stages if self._slopes else 1)
         examples = [x.detach() for x in (*self._after.kept, *self._at.kept)]
-        return compile_graph(pull, [*examples, *(torch.zeros_like(y) for _ in range(count))])
+        examples += [torch.zeros_like(self._y) for _ in range(n_all - n_both)]
+        return compile_graph(pull, [*examples, *no_sums(self._capture.rest, self._wanted)])
 
     @cached_property
     def _pull_start(self) -> Any:
-        return graphs.back_end(self._at.backward, [*self._at.kept, torch.zeros_like(self._y)])
+        at, count = self._at.backward, self.kept_evaluation + 1
+
+        def pull(*tensors: Tensor) -> list[Tensor]:
+            return added(at(*tensors[:count]), tensors[count:])
+
+        sums = no_sums(self._capture.rest, self._wanted)
+        return compile_graph(pull, [*self._at.kept, torch.zeros_like(self._y), *sums])
 
     def start(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         return self._start([t, with_strides(y, self._strides), *rest])
@@ -247,12 +259,12 @@ class SavingPrograms:
         given = with_strides(y, self._strides), with_strides(k1, self._adj_strides)
         return self._step([clock, *given, *allowed, *rest])
 
-    def pull(self, kept: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
+    def pull(self, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         """`cotangents` are those of k1, y1 and, with `slopes`, k2, k3, …"""
-        return self._pull([*kept, *(with_strides(c, self._adj_strides) for c in cotangents)])
+        return self._pull([*kept, *(with_strides(c, self._adj_strides) for c in cotangents), *sums])
 
-    def pull_start(self, kept: Sequence[Tensor], adj: Tensor) -> Any:
-        return self._pull_start([*kept, with_strides(adj, self._adj_strides)])
+    def pull_start(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
+        return self._pull_start([*kept, with_strides(adj, self._adj_strides), *sums])
 
 
 def key_of(error: ErrorNorm | None) -> Hashable:
@@ -292,6 +304,19 @@ def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:
 
 def chosen_of(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
     return [x for x, want in zip(rest, wanted, strict=True) if want]
+
+
+def no_sums(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    """Sums of gradients before there are any. Many small ones would be lost in half precision."""
+    chosen = chosen_of(rest, wanted)
+    return [torch.zeros_like(x, dtype=torch.float32 if x.dtype in HALF else x.dtype) for x in chosen]
+
+
+def added(grads: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of y, a number that is finite if all are, and the sums with the other gradients added."""
+    totals = [s + g for s, g in zip(sums, grads[1:], strict=True)]
+    alive = sum((x.sum() for x in totals), grads[0].sum())
+    return [grads[0], alive, *totals]
 
 
 def replaced(rest: Sequence[Tensor], wanted: Sequence[bool], chosen: Sequence[Tensor]) -> list[Tensor]:

@@ -68,7 +68,14 @@ def bmm(a: Tensor, b: Tensor) -> Tensor | None:
     return None
 
 
-RULES: dict[Any, Callable[..., Tensor | None]] = {aten.tanh.default: tanh, aten.bmm.default: bmm}
+def mm(a: Tensor, b: Tensor) -> Tensor | None:
+    # The gradient of a layer with more outputs than inputs: the other way round it is up to three times as fast.
+    if a.device.type == "cpu" and a.shape[0] > b.shape[1] and a.stride(0) == 1 and a.stride(1) > 1:
+        return torch.mm(b.mT, a.mT).mT
+    return None
+
+
+RULES: dict[Any, Callable[..., Tensor | None]] = {aten.tanh.default: tanh, aten.bmm.default: bmm, aten.mm.default: mm}
 
 
 class Rewriter(fx.Interpreter):

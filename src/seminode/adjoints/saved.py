@@ -117,18 +117,17 @@ class SavedSweep(Sweep):
         end = _sum(adj, end)
         of_end = self._of_end(slopes)
         if of_end is not None and plan.breaks:
-            pulled, *grads = programs.pull_start(kept[both:], of_end)
+            pulled, _, *self.compiled = programs.pull_start(kept[both:], of_end, self.compiled)
             end = _sum(end, pulled)
-            self.sums.add(self.by_target(grads))
             self.pulled += 1
         of_start = self._of_end(self._outputs(j - 1)[2]) if j > 0 and not self.plans[j - 1].breaks else None
-        grad_y, *grads = programs.pull(kept[:both], self._cotangents(end, of_start, slopes))
-        self.sums.add(self.by_target(grads))
+        cotangents = self._cotangents(end, of_start, slopes)
+        grad_y, alive, *self.compiled = programs.pull(kept[:both], cotangents, self.compiled)
         self.pulled += self.problem.solver.evaluations
         self.tally.steps += 1
         self.taken.append(plan)
         grad_y = grad_y if start is None else grad_y + start
-        self.check_gradient(grad_y, plan)
+        self.check_alive(alive, grad_y, plan)
         return grad_y
 
     def _programs(self) -> SavingPrograms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ..observers import Observer, Tally
 from ..pace import RecordedPace
 from ..parameters import check_captures
 from ..problem import Plan, Problem, Record
-from ..programs import pull_program
+from ..programs import no_sums, pull_program
 from ..state import is_finite
 from .base import ForwardPass, outputs_of
 from .binding import Asked, Gradients, leaf_of
@@ -93,6 +94,8 @@ class Sweep:
             if adj is not None or self._holds_cotangent(j):
                 adj = self._step(j, adj)
         self.states.finish(self)
+        if self.capture is not None:
+            self.sums.add(self.by_target(self.compiled))
         if adj is not None and self.problem.solver.paired:
             adj = adj.sum(0)  # both copies began as y0
         if grad_ys is not None and first:
@@ -143,12 +146,12 @@ class Sweep:
         adj_dense = coefficients[j] if coefficients is not None and dense_rows[j] else None
         shifts = StepShifts(self.y0, high - low) if self.time is not None else None
         grad_times: list[Tensor | None] = []
-        own = None
+        own: tuple[Tensor, list[Tensor | None]] | None = None
         if adj is not None and adj_outputs is None and adj_dense is None and shifts is None:
             own = self.states.pull_back(j, self, adj)
         if own is None and self.capture is not None and adj_dense is None and shifts is None:
             try:
-                own = self._pull_compiled(j, adj, adj_outputs)
+                return self._pull_compiled(j, adj, adj_outputs)
             except NotCompiled as reason:
                 warn_of(reason)
                 self.capture = None
@@ -170,6 +173,7 @@ class Sweep:
             self.pulled += self.tally.nfe - before
         self.tally.steps += 1
         self.taken.append(plan)
+        self.unchecked = True
         self.sums.add(grad_targets)
         if self.time is not None:
             self.time.add(plan, low, *grad_times)
@@ -182,32 +186,42 @@ class Sweep:
             leaf = self.problem.field.layout.culprit(grad_y.sum(0) if paired else grad_y)
             self._fail("the state", plan, leaf)
 
-    def _pull_compiled(
-        self, j: int, adj: Tensor | None, adj_outputs: Tensor | None
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """The same with one program."""
+    def check_alive(self, alive: Tensor, grad_y: Tensor, plan: Plan) -> None:
+        """Look at the number that a program hands out, and only if that is not finite at the gradients themselves."""
+        if self.problem.throw and not math.isfinite(alive.item()):
+            self.check_gradient(grad_y, plan)
+            self.unchecked = True
+
+    def _pull_compiled(self, j: int, adj: Tensor | None, adj_outputs: Tensor | None) -> Tensor:
+        """Pull back through step j with one program."""
         assert self.capture is not None
         plan, solver = self.plans[j], self.problem.solver
         end, start, slopes = spread(adj, adj_outputs, self.outputs, plan, self.call.forward.ranges[j], solver)
         program = pull_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
         y = self.states.before(j, self)
         cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
-        grad_y, *grads = program(plan, y, cotangents, self._rest)
+        grad_y, alive, *self.compiled = program(plan, y, cotangents, self._rest, self.compiled)
         evaluated = [plan.stage_time(c) for c in program.nodes.evaluated]
         self.tally.nfe += len(evaluated)
         self.pulled += len(evaluated)
         if self.evaluations is not None:
             self.evaluations.extend(evaluated)
-        return grad_y if start is None else grad_y + start, self.by_target(grads)
+        self.tally.steps += 1
+        self.taken.append(plan)
+        grad_y = grad_y if start is None else grad_y + start
+        self.check_alive(alive, grad_y, plan)
+        return grad_y
 
     def _prepare_compiled(self) -> None:
         """Which of the tensors that the graph takes get a gradient, and for which target each is."""
         self.capture = self.call.forward.capture
+        self.unchecked = False
         if self.capture is None:
             return
         self._keys, self._wanted = self.choose()
         self._rest = self.capture.rest
         self._sources = [id(x) for x, want in zip(self._rest, self._wanted, strict=True) if want]
+        self.compiled = no_sums(self._rest, self._wanted)  # in the order of the sources
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
         """The ids of the targets, and for which inputs of the graph programs compute gradients."""
@@ -240,7 +254,7 @@ class Sweep:
         )
 
     def _check_sums(self) -> None:
-        for total in self.sums.values if self.problem.throw else ():
+        for total in self.sums.values if self.problem.throw and self.unchecked else ():
             if total is not None and not is_finite(total):
                 what = f"a parameter or argument of shape {tuple(total.shape)}"
                 self._fail(what, self.plans[0], None)

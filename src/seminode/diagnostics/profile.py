@@ -95,7 +95,7 @@ def profile(
     levels = _check_levels(subject, rtol, atol, tolerances)
     contenders = _contenders(kinds, levels, controller)
     modules, tensors = reachable((field, args, loss, params))
-    kept = [x for x in (*tensors, *leaves_of((y0, ts, args))) if isinstance(x, Tensor)]
+    kept = [x for x in (*tensors, *subject.found, *leaves_of((y0, ts, args))) if isinstance(x, Tensor)]
     snapshot = Snapshot(modules, [x for x in kept if x.requires_grad], subject.leaf.device)
     try:
         with torch.inference_mode(False), torch.enable_grad():
