@@ -528,6 +528,14 @@ def test_when_compiling_pays() -> None:
     assert "Compiling for dopri5 took up to 20 s, which 100 passes make up for." in found.reason
 
 
+def test_a_noisy_clock_is_told_of() -> None:
+    calm = row(sn.Replay(), 1.0, 1e-5, forward_seconds=(1.0, 1.1, 1.2), backward_seconds=(1.0, 1.0, 1.0))
+    noisy = row(sn.Replay(), 1.0, 1e-5, forward_seconds=(1.0, 2.0, 3.0), backward_seconds=(1.0, 2.0, 3.0))
+    reference = Reference("float64", 1e-10, 1e-10)
+    assert "noisy" not in str(Profile((calm,), reference, None))
+    assert "the clock is noisy: medians are 2.0 times the minima" in str(Profile((noisy,), reference, None))
+
+
 def test_rows_without_a_result_are_left_out() -> None:
     rows = [Row(Contender(sn.Replay(), sn.Dopri5()), reason="no"), row(sn.Direct(), 1.0, math.nan)]
     assert recommend(rows, 1e-4) is None

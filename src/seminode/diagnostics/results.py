@@ -109,7 +109,8 @@ class Reference:
     Attributes:
         dtype: in which it was computed; `"none"` if it could not be.
         rtol: to which tolerance.
-        good_to: how far, relatively, one is from it that is a hundred times looser. Errors below that are not resolved.
+        good_to: how far, relatively, one is from it that is a hundred times looser, and not less than its rtol. Errors
+            below that are not resolved.
         note: what had to be given up, if anything.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from .results import Profile, Row
 
 WIDTH = 120
+#: From where on the median of the seconds is too far from their minimum.
+NOISY = 1.3
 
 
 def seconds_text(seconds: float) -> str:
@@ -60,7 +63,16 @@ def _heading(profile: Profile) -> list[str]:
     problem, machine = profile.problem, profile.machine
     lines = [str(problem["summary"])] if "summary" in problem else []
     lines += [str(machine["summary"])] if "summary" in machine else []
-    return [*lines, f"errors relative to: {profile.reference}"]
+    return [*lines, f"errors relative to: {profile.reference}", *_noise(profile.rows)]
+
+
+def _noise(rows: Iterable[Row]) -> list[str]:
+    """A word of warning where the clock says something else each time."""
+    ratios = [row.median_seconds / row.seconds for row in rows if row.measured]
+    ratio = statistics.median(ratios) if ratios else 1.0
+    if ratio < NOISY:
+        return []
+    return [f"the clock is noisy: medians are {ratio:.1f} times the minima. Take more repeats, or a quieter machine"]
 
 
 def _advice(profile: Profile) -> list[str]:
