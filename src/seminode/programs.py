@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import graphs
-from .graphs import Capture, compile_graph, split
+from .graphs import Capture, Halves, compile_graph, split
 from .norms import ErrorNorm
 from .problem import Plan
 from .solvers import Solver
@@ -152,21 +151,19 @@ class SavingPrograms:
     def __init__(
         self, capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
     ):
-        self._capture, self._solver, self._error = capture, solver, error
-        self._wanted, self._slopes = wanted, slopes
-        self._y = y
+        self._graph, self._solver, self._wanted, self._slopes = capture.graph, solver, wanted, slopes
         self.nodes = Nodes(solver, y)
         self._strides = y.stride()
         self._adj_strides = torch.zeros_like(y).stride()
-        self._at = self._split_evaluation()
-        self._after = self._split_rest()
-        self.kept_step, self.kept_evaluation = len(self._after.kept), len(self._at.kept)
+        self._at = self._split_evaluation(capture, y)
+        self._after = self._split_rest(capture, y)
+        self.kept_step, self.kept_evaluation = self._after.kept, self._at.kept
         time = self.nodes.example()[0]
         self._start = graphs.back_end(self._at.forward, [time, y, *capture.rest])
-        self._step = self._compile_step()
+        self._step = self._compile_step(capture, error, y)
 
-    def _split_evaluation(self) -> Any:
-        capture, wanted = self._capture, self._wanted
+    def _split_evaluation(self, capture: Capture, y: Tensor) -> Halves:
+        wanted = self._wanted
 
         def joint(t: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
             rest, adj = others[:-1], others[-1]
@@ -177,11 +174,10 @@ class SavingPrograms:
             k, back = torch.func.vjp(evaluate, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return [k, *back(adj)]
 
-        y = self._y
         return split(joint, [self.nodes.example()[0], y, *capture.rest], [torch.zeros_like(y)], 1)
 
-    def _split_rest(self) -> Any:
-        capture, wanted, solver, nodes = self._capture, self._wanted, self._solver, self.nodes
+    def _split_rest(self, capture: Capture, y: Tensor) -> Halves:
+        wanted, solver, nodes = self._wanted, self._solver, self.nodes
         count = len(capture.rest)
         pulled = solver.stages if self._slopes else 1  # y1, and k2, … as far as there are outputs inside
 
@@ -201,14 +197,13 @@ class SavingPrograms:
             _, back, found = torch.func.vjp(forward, y, k1, *chosen_of(rest, wanted), has_aux=True)  # type: ignore[misc]
             return [*found, *back(cotangents)]
 
-        y = self._y
         # One tensor each: by their identity a tracer tells its inputs apart.
         cotangents = [torch.zeros_like(y) for _ in range(pulled)]
         inputs = [nodes.example(), y, torch.zeros_like(y), *capture.rest]
         return split(joint, inputs, cotangents, solver.stages)
 
-    def _compile_step(self) -> Any:
-        solver, error, nodes = self._solver, self._error, self.nodes
+    def _compile_step(self, capture: Capture, error: ErrorNorm | None, y: Tensor) -> Any:
+        solver, nodes = self._solver, self.nodes
         after, at = self._after.forward, self._at.forward
 
         def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
@@ -221,36 +216,26 @@ class SavingPrograms:
             ratio = ratio_of(solver, error, clock[0], y, y1, [k1, *stages, *ends], [rtol, atol])
             return [y1, ratio, *ends, *stages, *kept]
 
-        y = self._y
-        given = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *self._capture.rest]
+        given = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *capture.rest]
         return compile_graph(step, given)
 
-    @cached_property
-    def _pull(self) -> Any:
-        after, at = self._after.backward, self._at.backward
+    def _pull(self, *tensors: Tensor) -> list[Tensor]:
         n_step, n_both = self.kept_step, self.kept_step + self.kept_evaluation
         n_all = n_both + 1 + (self._solver.stages if self._slopes else 1)
+        adj_k1, *cotangents = tensors[n_both:n_all]
+        grad_y, grad_k1, *grads = self._after.backward(*tensors[:n_step], *cotangents)
+        own_y, *own = self._at.backward(*tensors[n_step:n_both], grad_k1 + adj_k1)
+        both = [a + b for a, b in zip(grads, own, strict=True)]
+        return added([grad_y + own_y, *both], tensors[n_all:])
 
-        def pull(*tensors: Tensor) -> list[Tensor]:
-            kept_step, kept_start, (adj_k1, *cotangents) = tensors[:n_step], tensors[n_step:n_both], tensors[n_both:n_all]
-            grad_y, grad_k1, *grads = after(*kept_step, *cotangents)
-            own_y, *own = at(*kept_start, grad_k1 + adj_k1)
-            both = [a + b for a, b in zip(grads, own, strict=True)]
-            return added([grad_y + own_y, *both], tensors[n_all:])
+    def _pull_start(self, *tensors: Tensor) -> list[Tensor]:
+        count = self.kept_evaluation + 1
+        return added(self._at.backward(*tensors[:count]), tensors[count:])
 
-        examples = [x.detach() for x in (*self._after.kept, *self._at.kept)]
-        examples += [torch.zeros_like(self._y) for _ in range(n_all - n_both)]
-        return compile_graph(pull, [*examples, *no_sums(self._capture.rest, self._wanted)])
-
-    @cached_property
-    def _pull_start(self) -> Any:
-        at, count = self._at.backward, self.kept_evaluation + 1
-
-        def pull(*tensors: Tensor) -> list[Tensor]:
-            return added(at(*tensors[:count]), tensors[count:])
-
-        sums = no_sums(self._capture.rest, self._wanted)
-        return compile_graph(pull, [*self._at.kept, torch.zeros_like(self._y), *sums])
+    def _compiled(self, function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
+        """Made when it is first asked for: only then is it known in which memory layout things are kept."""
+        key = function.__name__, self
+        return self._graph.program(key, lambda: compile_graph(function, [x.detach() for x in given]))
 
     def start(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         return self._start([t, with_strides(y, self._strides), *rest])
@@ -261,10 +246,12 @@ class SavingPrograms:
 
     def pull(self, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         """`cotangents` are those of k1, y1 and, with `slopes`, k2, k3, …"""
-        return self._pull([*kept, *(with_strides(c, self._adj_strides) for c in cotangents), *sums])
+        given = [*kept, *(with_strides(c, self._adj_strides) for c in cotangents), *sums]
+        return self._compiled(self._pull, given)(given)
 
     def pull_start(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
-        return self._pull_start([*kept, with_strides(adj, self._adj_strides), *sums])
+        given = [*kept, with_strides(adj, self._adj_strides), *sums]
+        return self._compiled(self._pull_start, given)(given)
 
 
 def key_of(error: ErrorNorm | None) -> Hashable:
