@@ -1,8 +1,8 @@
 """The gradient that all are measured against: float64, far finer than theirs, computed once and kept in out/bench.
 
 Where a ReLU switches inside a step the gradient is wrong by the order of the step, whatever the order of the method;
-so fields with kinks get many equal steps, and others an eighth-order method with a tight tolerance. A second one, twice
-as coarse or with a hundredfold tolerance, tells what the first is good to: it is at least as good as they agree.
+so fields with kinks get many equal steps, and others an eighth-order method with a tight tolerance. A second one, with
+steps twice or a tolerance a hundred times as large, tells what the first is good to: at least to what they agree to.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def ways(kinks: float | None) -> tuple[str, Callable[[Task], np.ndarray], Callab
     if kinks is not None:
         fine, coarse = (partial(gradient_of, solver="rk4", controller=sn.FixedStep(dt)) for dt in (kinks, 2.0 * kinks))
         return f"float64, Replay of rk4 with steps of 1/{round(1 / kinks)}", fine, coarse
-    fine, coarse = (partial(gradient_of, solver="dopri8", rtol=rtol, atol=0.01 * rtol) for rtol in (1e-9, 1e-7))
-    return "float64, Replay of dopri8 with rtol 1e-9", fine, coarse
+    # No tighter: PyTorch's softplus is the identity above 20, which is a jump of 2e-9.
+    fine, coarse = (partial(gradient_of, solver="dopri8", rtol=rtol, atol=rtol) for rtol in (1e-7, 1e-5))
+    return "float64, Replay of dopri8 with rtol = atol = 1e-7", fine, coarse
 
 
 def computed(name: str, task: Task, found: dict[str, np.ndarray], quick: bool) -> Reference:

@@ -106,7 +106,7 @@ def with_torchdiffeq(task: Task, options: Mapping[str, Any], counted: list[sn.St
 
 
 def with_torchode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
-    """For losses of the end alone, which it solves for faster; each sample has its own steps, but in a joint adjoint."""
+    """For losses of the end alone, which it solves faster; each sample has its own steps, but in a joint adjoint."""
     import torchode
 
     solvers: dict[int, Any] = {}
