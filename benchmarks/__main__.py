@@ -1,11 +1,37 @@
-"""All benchmarks, one after the other: `python -m benchmarks`."""
+"""All benchmarks, one after the other: `python -m benchmarks`; what else is given goes to the race.
+
+python -m benchmarks [--parts race overhead scaling detest report] [--quick] [--problems small cde] [--rounds 3] ...
+"""
 
 from __future__ import annotations
 
-import runpy
+import argparse
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
-for name in ("overhead", "detest"):
-    print(f"\n# {name}\n", flush=True)
-    sys.argv = [f"benchmarks.{name}"]
-    runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+PARTS = ("race", "overhead", "scaling", "detest", "report")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="All benchmarks.", add_help=False)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--quick", action="store_true")
+    options, rest = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    quick = ["--quick"] if options.quick else []
+    arguments = {
+        "race": [*quick, *rest],
+        "overhead": quick,
+        "scaling": quick,
+        "detest": ["--problems", "A1,B2"] if options.quick else [],
+        "report": [],
+    }
+    # Tiny problems tell nothing about the others, so that there is nothing to report.
+    parts = [part for part in PARTS if part in options.parts and not (part == "report" and options.quick)]
+    for part in parts:
+        print(f"\n# {part}", flush=True)
+        import_module(f".{part}", __package__).main(arguments[part])
+
+
+if __name__ == "__main__":
+    main()
