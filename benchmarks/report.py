@@ -156,8 +156,8 @@ def panel(axes: Axes, result: Result) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=7)
     axes.set_xlabel("seconds, forward and backward", fontsize=7)
-    axes.set_title(result["title"], fontsize=8, loc="left")
-    axes.text(1.0, 1.005, "gradient error", transform=axes.transAxes, fontsize=6, color="0.35", va="bottom")
+    axes.set_title(result["problem"], fontsize=9, fontweight="bold", loc="left")
+    axes.set_title("gradient error", fontsize=6, color="0.35", loc="right")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
@@ -174,9 +174,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
         panel(axes, result)
     for axes in grid[len(results) :]:
         axes.set_visible(False)
-    figure.text(
-        0.99, 0.002, "● compiled   ■ op by op; the line goes to the median", ha="right", fontsize=6, color="0.35"
-    )
+    figure.supxlabel("round: compiled, square: op by op; the line goes from the minimum to the median", fontsize=7)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
 
