@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,14 @@ class TorchRunner:
         return found
 
     def versions(self) -> dict[str, str]:
-        return {library: version(library) for library in self.libraries}
+        return {library: installed(library) for library in self.libraries}
+
+
+def installed(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # read from its sources
+        return "not installed"
 
 
 def with_seminode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:

@@ -243,6 +243,7 @@ def test_real_workers_race(tmp_path: Path) -> None:
 
     found = racing.race("small", who, start, quick=True, rounds=2, folder=tmp_path, say=lambda line: None)
     for row in found["rows"]:
+        assert "failed" not in row, row["failed"]
         assert row["error"] < 1e-3
         assert row["minimum"] > 0.0
         assert row["peak_mb"] > 10.0
