@@ -184,7 +184,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="at most; by default the problem's own number")
     parser.add_argument("--quick", action="store_true", help="tiny problems, to see that all works")
     parser.add_argument("--threads", type=int, default=1, help="of every contender, bound to as many cores")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds that a contender may take for one answer")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a contender may take for one answer")
     parser.add_argument("--memory", type=float, default=8.0, help="gigabytes that a contender may use")
     parser.add_argument("--warm-cache", action="store_true", help="let PyTorch use what it has compiled before")
     parser.add_argument("--resume", action="store_true", help="leave out problems that have results already")
