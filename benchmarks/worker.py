@@ -66,10 +66,17 @@ def warmed_up(runner: Any) -> dict[str, Any]:
     return {"first": first, "warm": again[-1]}
 
 
-def answer(runner: Any, line: str) -> dict[str, Any]:
+def lead_ins(seconds: float) -> int:
+    """Untimed passes before a timed one: the caches hold what others have left there, as they do not in training."""
+    return min(3, int(0.1 / max(seconds, 1e-9)))
+
+
+def answer(runner: Any, line: str, untimed: int = 0) -> dict[str, Any]:
     command, _, argument = line.strip().partition(" ")
     if command == "go":
         gc.collect()
+        for _ in range(untimed):
+            runner.run()
         return runner.run()
     if command == "gradient":
         import numpy as np
@@ -93,9 +100,10 @@ def serve(options: argparse.Namespace, out: TextIO) -> None:
         begin = time.perf_counter()
         runner = build(options.problem, options.contender, options.data, options.threads, options.quick)
         built = time.perf_counter() - begin
-        say({"ready": True, "built": built, **warmed_up(runner)})
+        warm = warmed_up(runner)
+        say({"ready": True, "built": built, **warm})
         for line in sys.stdin:
-            found = answer(runner, line)
+            found = answer(runner, line, lead_ins(warm["warm"]))
             say(found)
             if "stopped" in found:
                 return
