@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from .contenders import Contender
-from .jax_tasks import TASKS, Arrays
+from .jax_tasks import TASKS, Arrays, Data
 
 PLENTY = 100_000
 
@@ -35,23 +35,32 @@ class JaxRunner:
     def __init__(self, problem: str, found: Mapping[str, np.ndarray], rtol: float, atol: float, contender: Contender):
         self.options, self.rtol, self.atol = contender.options, rtol, atol
         self.task, shift = TASKS[problem.split("-")[0]]
-        single = lambda x: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else None)
         self.parameters: Arrays = {
-            name.removeprefix("parameter:"): single(x) for name, x in found.items() if name.startswith("parameter:")
+            name.removeprefix("parameter:"): jnp.asarray(x)
+            for name, x in found.items()
+            if name.startswith("parameter:")
         }
-        self.data: Arrays = {
-            name.removeprefix("data:"): single(x) for name, x in found.items() if name.startswith("data:")
+        # Constants, of NumPy: what a program computes, were it from constants, BacksolveAdjoint may not close over.
+        self.data: Data = {
+            name.removeprefix("data:"): x.astype(np.float32) if x.dtype.kind == "f" else x
+            for name, x in found.items()
+            if name.startswith("data:")
         }
+        self.controllers = {norm: self.controller(norm) for norm in (None, diffrax.adjoint_rms_seminorm)}
         self.shift = shift(self.parameters, self.data)
-        self.steps = [int(n) for n in jax.jit(self.counted)(self.parameters, self.data, self.shift)]
-        self.program = jax.jit(jax.value_and_grad(self.loss, argnums=(0, 2)))
+        self.steps = [int(n) for n in jax.jit(self.counted)(self.parameters, self.shift)]
+        self.program = jax.jit(jax.value_and_grad(self.loss, argnums=(0, 1)))
         self.found: tuple[Any, Any] = ({}, ())
 
     def controller(self, norm: Callable[[Any], Any] | None = None) -> Any:
         given: dict[str, Any] = {} if norm is None else {"norm": norm}
         controller = diffrax.PIDController(rtol=self.rtol, atol=self.atol, **given)
         jumps = self.data.get("jumps")
-        return controller if jumps is None else diffrax.ClipStepSizeController(controller, jump_ts=jumps[1:-1])
+        return (
+            controller
+            if jumps is None
+            else diffrax.ClipStepSizeController(controller, jump_ts=jnp.asarray(jumps[1:-1]))
+        )
 
     def solver(self) -> Any:
         return getattr(diffrax, self.options["solver"])()
@@ -59,11 +68,11 @@ class JaxRunner:
     def adjoint(self, max_steps: int) -> Any:
         kind = getattr(diffrax, self.options["adjoint"])
         if kind is diffrax.BacksolveAdjoint:
-            controller = self.controller(diffrax.adjoint_rms_seminorm)
+            controller = self.controllers[diffrax.adjoint_rms_seminorm]
             return kind(solver=self.solver(), stepsize_controller=controller, max_steps=PLENTY)
         return kind(checkpoints=max_steps) if self.options.get("keep", False) else kind()
 
-    def solution(self, field: Any, y0: Any, ts: Array, args: Arrays, max_steps: int, adjoint: Any) -> Any:
+    def solution(self, field: Any, y0: Any, ts: np.ndarray, args: Arrays, max_steps: int, adjoint: Any) -> Any:
         only_end = ts.shape[0] == 2
         return diffrax.diffeqsolve(
             diffrax.ODETerm(field),
@@ -73,40 +82,40 @@ class JaxRunner:
             dt0=None,
             y0=y0,
             args=args,
-            saveat=diffrax.SaveAt(t1=True) if only_end else diffrax.SaveAt(ts=ts),
-            stepsize_controller=self.controller(),
+            saveat=diffrax.SaveAt(t1=True) if only_end else diffrax.SaveAt(ts=jnp.asarray(ts)),
+            stepsize_controller=self.controllers[None],
             adjoint=adjoint,
             max_steps=max_steps,
         )
 
-    def counted(self, parameters: Arrays, data: Arrays, shift: Any) -> list[Array]:
+    def counted(self, parameters: Arrays, shift: Any) -> list[Array]:
         """The steps of every solve of the task, in their order."""
         steps: list[Array] = []
 
-        def solve(field: Any, y0: Any, ts: Array, args: Arrays) -> Any:
+        def solve(field: Any, y0: Any, ts: np.ndarray, args: Arrays) -> Any:
             found = self.solution(field, y0, ts, args, PLENTY, diffrax.RecursiveCheckpointAdjoint())
             steps.append(found.stats["num_steps"])
             return self.outputs(found, ts)
 
-        self.task(parameters, data, shift, solve)
+        self.task(parameters, self.data, shift, solve)
         return steps
 
-    def loss(self, parameters: Arrays, data: Arrays, shift: Any) -> Array:
+    def loss(self, parameters: Arrays, shift: Any) -> Array:
         bounds = iter([bound(n) for n in self.steps])
 
-        def solve(field: Any, y0: Any, ts: Array, args: Arrays) -> Any:
+        def solve(field: Any, y0: Any, ts: np.ndarray, args: Arrays) -> Any:
             most = next(bounds)
             return self.outputs(self.solution(field, y0, ts, args, most, self.adjoint(most)), ts)
 
-        return self.task(parameters, data, shift, solve)
+        return self.task(parameters, self.data, shift, solve)
 
     @staticmethod
-    def outputs(solution: Any, ts: Array) -> Any:
+    def outputs(solution: Any, ts: np.ndarray) -> Any:
         return jax.tree.map(lambda y: y[-1], solution.ys) if ts.shape[0] == 2 else solution.ys
 
     def run(self) -> dict[str, float]:
         begin = time.perf_counter()
-        loss, self.found = jax.block_until_ready(self.program(self.parameters, self.data, self.shift))
+        loss, self.found = jax.block_until_ready(self.program(self.parameters, self.shift))
         return {"seconds": time.perf_counter() - begin, "loss": float(loss)}
 
     def gradient(self) -> np.ndarray:

@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 Arrays = dict[str, Array]
+Data = dict[str, np.ndarray]
 #: (field, y0, ts, args) to the outputs: at all ts, or, for ts of two times, at the last one only.
-Solve = Callable[[Callable[..., Any], Any, Array, Arrays], Any]
-TaskFunction = Callable[[Arrays, Arrays, Any, Solve], Array]
+Solve = Callable[[Callable[..., Any], Any, np.ndarray, Arrays], Any]
+TaskFunction = Callable[[Arrays, Data, Any, Solve], Array]
 
 
 def under(parameters: Arrays, prefix: str) -> Arrays:
@@ -35,7 +37,7 @@ def network(parameters: Arrays, activation: Callable[[Array], Array], x: Array) 
     return x
 
 
-def small(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
+def small(parameters: Arrays, data: Data, shift: Array, solve: Solve) -> Array:
     def field(t: Array, y: Array, args: Arrays) -> Array:
         return network(args, jnp.tanh, y)
 
@@ -43,11 +45,11 @@ def small(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array
     return jnp.square(y1).mean()
 
 
-def small_shift(parameters: Arrays, data: Arrays) -> Array:
+def small_shift(parameters: Arrays, data: Data) -> Array:
     return jnp.zeros_like(data["y0"])
 
 
-def cde(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
+def cde(parameters: Arrays, data: Data, shift: Array, solve: Solve) -> Array:
     slopes = data["slopes"]
     batch, channels = slopes.shape[1:]
     hidden = parameters["1.bias"].shape[0]
@@ -55,17 +57,17 @@ def cde(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
     def field(t: Array, z: Array, args: Arrays) -> Array:
         # The knots are 0, 1, 2, …, and never evaluated at.
         interval = jnp.clip(jnp.ceil(t).astype(int) - 1, 0, len(slopes) - 1)
-        slope = lax.dynamic_index_in_dim(slopes, interval, keepdims=False)
+        slope = lax.dynamic_index_in_dim(jnp.asarray(slopes), interval, keepdims=False)
         matrix = jnp.tanh(network(args, jax.nn.relu, z)).reshape(batch, hidden, channels)
         return jnp.einsum("bhc,bc->bh", matrix, slope)
 
     z0 = data["x0"] @ parameters["1.weight"].T + parameters["1.bias"] + shift
     z1 = solve(field, z0, data["ts"], under(parameters, "0.net."))
     scores = jax.nn.log_softmax(z1 @ parameters["2.weight"].T + parameters["2.bias"])
-    return -jnp.take_along_axis(scores, data["labels"][:, None], 1).mean()
+    return -jnp.take_along_axis(scores, jnp.asarray(data["labels"])[:, None], 1).mean()
 
 
-def cde_shift(parameters: Arrays, data: Arrays) -> Array:
+def cde_shift(parameters: Arrays, data: Data) -> Array:
     return jnp.zeros((len(data["x0"]), len(parameters["1.bias"])), data["x0"].dtype)
 
 
@@ -104,24 +106,24 @@ def symplectic(t: Array, x: Array, args: Arrays) -> Array:
     return jnp.concatenate((dangles, dw[..., 0], jnp.zeros_like(u)), 1)
 
 
-def pendulum(parameters: Arrays, data: Arrays, shift: Array, solve: Solve) -> Array:
+def pendulum(parameters: Arrays, data: Data, shift: Array, solve: Solve) -> Array:
     windows = data["windows"]
     xs = solve(symplectic, windows[:, 0] + shift, data["ts"], under(parameters, "0."))
     return jnp.square(xs - windows.swapaxes(0, 1)).mean()
 
 
-def pendulum_shift(parameters: Arrays, data: Arrays) -> Array:
+def pendulum_shift(parameters: Arrays, data: Data) -> Array:
     return jnp.zeros_like(data["windows"][:, 0])
 
 
-def convolve(x: Array, weight: Array) -> Array:
+def convolve(x: Array | np.ndarray, weight: Array) -> Array:
     """Images (batch, height, width, channels), which is how XLA wants them, and PyTorch's weights."""
-    return lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"))
+    return lax.conv_general_dilated(jnp.asarray(x), weight, (1, 1), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"))
 
 
-def image_field(noise: Array) -> Callable[..., Any]:
+def image_field(noise: np.ndarray) -> Callable[..., Any]:
     """`ImageField` with its noise."""
-    ones = jnp.ones((1, *noise.shape[1:3], 1), noise.dtype)
+    ones = np.ones((1, *noise.shape[1:3], 1), noise.dtype)
 
     def velocity(t: Array, z: Array, args: Arrays) -> Array:
         for i in range(4):
@@ -132,7 +134,7 @@ def image_field(noise: Array) -> Callable[..., Any]:
 
     def field(t: Array, state: tuple[Array, Array], args: Arrays) -> tuple[Array, Array]:
         f, pull = jax.vjp(lambda z: velocity(t, z, args), state[0])
-        return f, -(pull(noise)[0] * noise).sum((1, 2, 3))
+        return f, -(pull(jnp.asarray(noise))[0] * noise).sum((1, 2, 3))
 
     return field
 
@@ -144,24 +146,24 @@ def squeezed(z: Array) -> Array:
     return z.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels)
 
 
-def flow(parameters: Arrays, data: Arrays, shift: tuple[Array, Array], solve: Solve) -> Array:
+def flow(parameters: Arrays, data: Data, shift: tuple[Array, Array], solve: Solve) -> Array:
     z, delta = jnp.moveaxis(data["z0"] + shift[0], 1, -1), shift[1]
-    ts = jnp.array([0.0, 1.0], z.dtype)
+    ts = np.array([0.0, 1.0], np.float32)
     for scale in range(3):
         z = squeezed(z) if scale else z
-        field = image_field(jnp.moveaxis(data[f"noise{scale}"], 1, -1))
+        field = image_field(np.moveaxis(data[f"noise{scale}"], 1, -1))
         z, delta = solve(field, (z, delta), ts, under(parameters, f"{scale}.layers."))
     log_base = -0.5 * (jnp.square(z) + math.log(2.0 * math.pi)).sum((1, 2, 3))
     return (delta - log_base).mean() / math.prod(z.shape[1:])
 
 
-def flow_shift(parameters: Arrays, data: Arrays) -> tuple[Array, Array]:
+def flow_shift(parameters: Arrays, data: Data) -> tuple[Array, Array]:
     z0 = data["z0"]
     return jnp.zeros_like(z0), jnp.zeros(len(z0), z0.dtype)
 
 
 #: By the name of the problem up to a hyphen: the task, and the shift of its start.
-TASKS: dict[str, tuple[TaskFunction, Callable[[Arrays, Arrays], Any]]] = {
+TASKS: dict[str, tuple[TaskFunction, Callable[[Arrays, Data], Any]]] = {
     "small": (small, small_shift),
     "cde": (cde, cde_shift),
     "pendulum": (pendulum, pendulum_shift),

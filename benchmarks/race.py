@@ -166,7 +166,8 @@ def race(
             for lane in lanes:
                 if lane.worker is not None:
                     lane.worker.end()
-    about = {"problem": name, "title": entry.title, "quick": quick, "rtol": task.rtol, "atol": task.atol}
+    title = f"Tiny: {entry.title}" if quick else entry.title
+    about = {"problem": name, "title": title, "quick": quick, "rtol": task.rtol, "atol": task.atol}
     sizes = {"parameters": sum(p.numel() for p in task.modules.parameters())}
     return {
         **about,
@@ -217,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.resume and results.exists():
             continue
         who = [contender for contender in contenders(name) if (options.contenders or "") in contender.name]
-        print(f"\n# {ENTRIES[name].title}\n", flush=True)
+        print(f"\n# {name}{', tiny' if options.quick else f': {ENTRIES[name].title}'}\n", flush=True)
         with tempfile.TemporaryDirectory() as cache:
             start = starter(name, options, logs, None if options.warm_cache else Path(cache))
             found = race(name, who, start, quick=options.quick, rounds=options.rounds, threads=options.threads)
