@@ -12,8 +12,19 @@ from torch import Tensor, nn
 import seminode as sn
 from seminode import graphs
 
-ADJOINTS = [sn.Replay(), sn.Direct(), sn.Checkpointed(2), sn.Backsolve()]
-each_adjoint = pytest.mark.parametrize("adjoint", ADJOINTS, ids=lambda a: type(a).__name__)
+DISCRETE = [sn.Replay(), sn.Direct(), sn.Checkpointed(2)]
+CONTINUOUS = [
+    sn.Backsolve(),
+    sn.Backsolve(norm="mixed"),
+    sn.Backsolve(restart="fresh"),
+    sn.Interpolating(),
+    sn.Interpolating(memory=16),
+    sn.Quadrature(),
+    sn.Quadrature(rule="gauss", z="dense"),
+    sn.Quadrature(rule="gauss-kronrod"),
+]
+ADJOINTS = [*DISCRETE, *CONTINUOUS]
+each_adjoint = pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
 
 
 class Programs:
@@ -88,7 +99,7 @@ def test_adaptive_solves_are_the_same(programs: Programs, solver: str, adjoint: 
     assert programs.made > 0
 
 
-@pytest.mark.parametrize("adjoint", ADJOINTS[:3], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("adjoint", DISCRETE, ids=repr)
 @pytest.mark.parametrize("solver", ["heun", "rk4", "euler"])
 def test_fixed_steps_are_the_same(programs: Programs, solver: str, adjoint: Any) -> None:
     options = {"solver": solver, "controller": sn.FixedStep(0.25), "adjoint": adjoint}
@@ -129,7 +140,7 @@ def test_structures_arguments_and_closures(programs: Programs) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("adjoint", ADJOINTS[:3], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("adjoint", DISCRETE, ids=repr)
 def test_fields_that_differentiate(programs: Programs, adjoint: Any) -> None:
     torch.manual_seed(0)
     field = sn.models.HamiltonianNet(1, (8,)).double().field

@@ -130,13 +130,14 @@ class Step:
         else:
             ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
             xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
-        return evaluate(matrix, self.y0, self.dt, self._interpolated(), xs)
+        return evaluate(matrix, self.y0, self.dt, self.interpolated(), xs)
 
     def coefficients(self) -> Tensor:
         """The step's polynomial in x = (t − t0)/dt, constant first."""
-        return coefficients(self._engine.solver.interpolant, self.y0, self.dt, self._interpolated())
+        return coefficients(self._engine.solver.interpolant, self.y0, self.dt, self.interpolated())
 
-    def _interpolated(self) -> list[Tensor]:
+    def interpolated(self) -> list[Tensor]:
+        """The slopes that the step's polynomial reads."""
         reads_end = len(self._engine.solver.interpolant) > len(self.stages)
         return self.slopes() if reads_end else self.stages
 

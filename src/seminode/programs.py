@@ -31,15 +31,21 @@ class Nodes:
         self.evaluated: list[float] = []
         self._index: dict[float, int] = {}
 
+    def index(self, c: float) -> int:
+        return self._index.setdefault(c, len(self._index))
+
     def time(self, clock: Tensor, c: float) -> Tensor:
         self.evaluated.append(c)
-        return clock[1 + self._index.setdefault(c, len(self._index))]
+        return clock[1 + self.index(c)]
+
+    def times(self, plan: Plan) -> list[float]:
+        return [plan.stage_time(c) for c in self._index]
 
     def example(self) -> Tensor:
         return torch.zeros(self._size, dtype=self._dtype, device=self._device)
 
     def clock(self, plan: Plan) -> Tensor:
-        times = [plan.dt, *(plan.stage_time(c) for c in self._index)]
+        times = [plan.dt, *self.times(plan)]
         times += [plan.t1] * (self._size - len(times))
         return torch.tensor(times, dtype=self._dtype, device=self._device)
 
@@ -51,6 +57,7 @@ class EvaluationProgram:
         def evaluate(t: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
             return [capture.evaluate(t, y, rest)]
 
+        y = dense(y)
         self._strides = y.stride()
         self._run = compile_graph(evaluate, [t, y, *capture.rest])
 
@@ -84,6 +91,7 @@ class StepProgram:
             ratio = ratio_of(solver, error, clock[0], y, y1, [*stages, *ends], [rtol, atol])
             return [y1, ratio, *ends, *stages[1:]]
 
+        y, k1 = dense(y), dense(k1)
         self._strides = [x.stride() for x in (y, k1)]
         self._run = compile_graph(step, [nodes.example(), y, k1, *tolerances(error, y), *capture.rest])
 
@@ -121,6 +129,7 @@ class PullProgram:
             _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return added(back(cotangents), sums)
 
+        y = dense(y)
         cotangents = [torch.zeros_like(y)]
         if slopes:
             cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
@@ -133,6 +142,17 @@ class PullProgram:
     ) -> Any:
         given = map(with_strides, (y, *cotangents), self._strides)
         return self._run([self.nodes.clock(plan), *given, *rest, *sums])
+
+
+class Tuned:
+    """A program for the memory layouts of the tensors that it is first given."""
+
+    def __init__(self, function: Callable[..., list[Tensor]], given: Sequence[Tensor]):
+        self._strides = [x.stride() for x in given]
+        self._run = compile_graph(function, [x.detach() for x in given])
+
+    def __call__(self, given: Sequence[Tensor]) -> Any:
+        return self._run([with_strides(x, strides) for x, strides in zip(given, self._strides, strict=True)])
 
 
 class SavingPrograms:
@@ -153,8 +173,8 @@ class SavingPrograms:
     ):
         self._graph, self._solver, self._wanted, self._slopes = capture.graph, solver, wanted, slopes
         self.nodes = Nodes(solver, y)
+        y = dense(y)
         self._strides = y.stride()
-        self._adj_strides = torch.zeros_like(y).stride()
         self._at = self._split_evaluation(capture, y)
         self._after = self._split_rest(capture, y)
         self.kept_step, self.kept_evaluation = self._after.kept, self._at.kept
@@ -235,22 +255,22 @@ class SavingPrograms:
     def _compiled(self, function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
         """Made when it is first asked for: only then is it known in which memory layout things are kept."""
         key = function.__name__, self
-        return self._graph.program(key, lambda: compile_graph(function, [x.detach() for x in given]))
+        return self._graph.program(key, lambda: Tuned(function, given))
 
     def start(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         return self._start([t, with_strides(y, self._strides), *rest])
 
     def step(self, clock: Tensor, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        given = with_strides(y, self._strides), with_strides(k1, self._adj_strides)
+        given = with_strides(y, self._strides), with_strides(k1, self._strides)
         return self._step([clock, *given, *allowed, *rest])
 
     def pull(self, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         """`cotangents` are those of k1, y1 and, with `slopes`, k2, k3, …"""
-        given = [*kept, *(with_strides(c, self._adj_strides) for c in cotangents), *sums]
+        given = [*kept, *cotangents, *sums]
         return self._compiled(self._pull, given)(given)
 
     def pull_start(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
-        given = [*kept, with_strides(adj, self._adj_strides), *sums]
+        given = [*kept, adj, *sums]
         return self._compiled(self._pull_start, given)(given)
 
 
@@ -310,6 +330,11 @@ def replaced(rest: Sequence[Tensor], wanted: Sequence[bool], chosen: Sequence[Te
     """The tensors with others in place of the wanted ones."""
     own = iter(chosen)
     return [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
+
+
+def dense(x: Tensor) -> Tensor:
+    """Without gaps in memory, the order of its dimensions kept."""
+    return with_strides(x, torch.empty_like(x).stride())
 
 
 def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -42,6 +42,7 @@ class Reduction:
         self._layout = layout
         self._integrals = integrals
         self.trivial = not any(integrals)
+        self.key = layout, tuple(integrals)
         self.indices = [i for i, integral in enumerate(integrals) if not integral]
 
     def reduce(self, flat: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class AdjointSystem:
         self.with_time = with_time and integrals_in_state
         self.vjp_y = self.vjp_params = 0
         self.f: Tensor | None = None  # of the latest evaluation
-        self._reduction = reduction
+        self.reduction = reduction
         self._audit = audit
         self.z = self.a = torch.empty(0)  # whole, for the leaves that are not solved for
 
@@ -96,8 +97,8 @@ class AdjointSystem:
         """Where each segment sits."""
         layout = self.field.layout
         segments, names = layout.segments(like), layout.names
-        kept = [(segments[i], names[i].removeprefix("y0")) for i in self._reduction.indices]
-        own = tuple(x for x, _ in kept) if not self._reduction.trivial else layout.unpack(like)
+        kept = [(segments[i], names[i].removeprefix("y0")) for i in self.reduction.indices]
+        own = tuple(x for x, _ in kept) if not self.reduction.trivial else layout.unpack(like)
         state: AdjointState = AdjointState(
             a_t=like.new_empty((), dtype=real_dtype(like)) if self.with_time else (),
             z=own,
@@ -113,7 +114,7 @@ class AdjointSystem:
     def pack(self, z: Tensor, a: Tensor, a_t: Tensor | None, totals: Sequence[Tensor | None]) -> Tensor:
         """The vector, from whole states; what is not solved for is remembered."""
         self.z, self.a = z, a
-        parts = [self._reduction.reduce(z), self._reduction.reduce(a)]
+        parts = [self.reduction.reduce(z), self.reduction.reduce(a)]
         if self.with_time:
             assert a_t is not None
             parts.insert(0, a_t.to(z.dtype).reshape(1))
@@ -125,10 +126,14 @@ class AdjointSystem:
 
     def unpack(self, w: Tensor, t: float) -> tuple[Tensor, Tensor]:
         """z and a_z, whole; z from its source if it has one."""
+        z, a = self.split(w, self.z, self.a)
+        return (z if self.source is None else self.source(t)), a
+
+    def split(self, w: Tensor, z: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """z and a_z out of the vector, whole: what is not solved for is taken from z and a."""
         parts = w.split(self._sizes)
         first = int(self.with_time)
-        a = self._reduction.restore(parts[first + 1], self.a)
-        return (self._reduction.restore(parts[first], self.z) if self.source is None else self.source(t)), a
+        return self.reduction.restore(parts[first], z), self.reduction.restore(parts[first + 1], a)
 
     def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """a_t and a_θ, where they are solved for."""
@@ -168,7 +173,7 @@ class AdjointSystem:
 
     def _join(self, of_time: Tensor | None, of_z: Tensor, of_params: Sequence[Tensor | None]) -> Tensor:
         assert self.f is not None
-        parts = [self._reduction.reduce(self.f), self._reduction.reduce(of_z)]
+        parts = [self.reduction.reduce(self.f), self.reduction.reduce(of_z)]
         solved = parts[0].numel() + self.with_time
         if self.with_time:
             parts.insert(0, of_z.new_zeros(1) if of_time is None else of_time.reshape(1).to(of_z.dtype))
@@ -214,7 +219,12 @@ def _like(x: Tensor, state: Tensor) -> Tensor:
 
 
 class StageWatch:
-    """Told of every evaluation that an adjoint step makes, and asked what else is wanted of it."""
+    """Told of every evaluation that an adjoint step makes, and asked what else is wanted of it.
+
+    Where steps are compiled it is told what became of all of them at once.
+    """
+
+    compiled: Any = None  # the programs, where steps are
 
     def open(self, plan: Plan) -> None:
         """A step is about to be tried; its first slope is known."""
@@ -229,6 +239,13 @@ class StageWatch:
 
     def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
         """What was wanted."""
+
+    def weights(self) -> Sequence[float]:
+        """Of the stages after the first, in the sum that a compiled step makes of their gradients."""
+        return ()
+
+    def fold(self, folded: Any) -> None:
+        """What a compiled step has made of its gradients."""
 
 
 class AdjointEngine(Eager):

@@ -17,9 +17,11 @@ from ..norms import ErrorNorm
 from ..observers import AtTimes, Observer, Recorder, Sampler, Tally
 from ..pace import Pace
 from ..parameters import check_captures
+from ..solvers import ExplicitRungeKutta
 from ..state import is_finite, real_dtype
 from .augmented import AdjointEngine, AdjointSystem, Reduction
 from .binding import Asked, Gradients
+from .compiled import AdjointPrograms, FusedAdjoint
 from .vjp import check_cotangents, nonzero_rows
 
 if TYPE_CHECKING:
@@ -103,23 +105,31 @@ class BackwardSolve:
             with_time=self.needs[1],
             audit=self._audit,
         )
-        log = None if self.recorder is None else self.recorder.evaluations
-        purity = self.call.forward.purity
         self.watch = adjoint.watch(self)
-        self.engine = AdjointEngine(self.system, self.watch, self.solver, self.y0, purity, self.tally, log)
+        self.engine = self._engine(flags)
         self.watch.engine = self.engine
         self.places = tuple(adjoint.places(source))
         rtol, atol = adjoint.tolerances(problem)
         # Fixed steps have no tolerance to measure with: one in a hundred is too much then.
         allowed = (_number(rtol), _number(atol)) if self.controller.adaptive else (1e-4, 1e-4)
         self.drift = ErrorNorm(field.layout, norms.mixed_per_tensor, *allowed, self.y0)
-        self.error = None
-        if self.controller.adaptive:
-            self.error = self._error_norm(rtol, atol)
         self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
 
+    def _engine(self, flags: Sequence[bool]) -> AdjointEngine:
+        """What takes the steps: compiled, where the forward ones were."""
+        forward, system = self.call.forward, self.system
+        self.error = self._error_norm(*self.adjoint.tolerances(self.problem)) if self.controller.adaptive else None
+        log = None if self.recorder is None else self.recorder.evaluations
+        given = system, self.watch, self.solver, self.y0, forward.purity, self.tally, log
+        if forward.capture is None or not isinstance(self.solver, ExplicitRungeKutta) or system.with_time:
+            return AdjointEngine(*given)
+        keys, wanted = self.call.wanted(flags)
+        programs = AdjointPrograms(forward.capture, system, self.solver, self.error, keys, wanted, self.y0)
+        self.watch.compiled = programs
+        return FusedAdjoint(*given, programs=programs, times=self.needs[1])
+
     def _error_norm(self, rtol: float | Tensor, atol: float | Tensor) -> ErrorNorm:
-        layout = self.engine.layout
+        layout = self.system.layout(self.y0)
         like = self.y0.new_empty(sum(shape.numel() for shape in layout.shapes))
         tolerances = []
         for value in map(_number, (rtol, atol)):

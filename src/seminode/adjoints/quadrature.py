@@ -137,14 +137,14 @@ class FixedNodes(Nodes):
         self._batched = batched
         self._breaks = False
         self._kept: dict[bool, Integrand | None] = {False: None, True: None}  # at the start, at the end
-        self._start: list[Tensor | None] | None = None
+        self._start: Sequence[Tensor | None] | None = None
         self._count = 0
 
     def open(self, plan: Plan) -> None:
         self._breaks = plan.breaks
 
     def wanted(self, stage: int | None) -> tuple[bool, bool]:
-        if self._idle or stage is None:
+        if self._idle or stage is None or self.compiled is not None:
             return False, False
         if stage == 0:
             return False, self._rule.left
@@ -162,6 +162,8 @@ class FixedNodes(Nodes):
     def accepted(self, step: Step, ratio: float) -> None:
         if self._idle:
             return
+        if self.compiled is not None:
+            return self._integrate(step)
         if self._rule.right and not self._breaks:
             step.slopes()  # the next step will want its end slope too
         end = self._kept[True]
@@ -182,6 +184,21 @@ class FixedNodes(Nodes):
             self._add(rule, len(rule.nodes) - 1, self._start, dt, complete)
         self._kept = {False: None, True: None}
         self.error.accept(dt, complete, rule.sharpening)
+
+    def _integrate(self, step: Step) -> None:
+        """The same by one program, which evaluates the field at the ends as well, unless that was done before."""
+        if self._rule.right and not self._breaks:
+            step.slopes()
+        rule, dt = self._short if self._rule.right and self._breaks else self._rule, step.plan.dt
+        known = self._start if rule.left else None
+        if known is not None:
+            self._add(rule, 0, known, dt, True)
+        folded, times = self.compiled.integral(step, rule, known is not None)
+        self.engine.pulled(times)
+        self.total.add(folded.total)
+        self.error.add_sampled(folded.difference, folded.total)
+        self._start = folded.last if rule.right else None
+        self.error.accept(dt, True, rule.sharpening)
 
     def _pulled(self, end: bool) -> list[Tensor | None]:
         kept, self._kept[end] = self._kept[end], None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from ..problem import Plan
 from ..solvers import Solver
 from ..state import HALF
 from .augmented import Integrand, StageWatch
+
+if TYPE_CHECKING:
+    from .compiled import Folded
 
 #: At most about so many entries of each gradient are looked at to estimate the error of their integral.
 SAMPLED = 4096
@@ -53,11 +57,16 @@ class Sums:
         self.values = [None] * len(self.values)
 
 
+def sample_stride(x: Tensor) -> int:
+    """Of how many entries of a gradient one is looked at."""
+    return max(1, math.ceil(x.numel() / SAMPLED))
+
+
 class ErrorSample:
     """An estimate of the error of the parameter integral, from a sample of its entries."""
 
     def __init__(self, targets: Sequence[Tensor]):
-        self._strides = [max(1, math.ceil(x.numel() / SAMPLED)) for x in targets]
+        self._strides = [sample_stride(x) for x in targets]
         self._total, self._trial, self._step = (Sums(len(targets)) for _ in range(3))
         self._bound = self._covered = self._length = 0.0
 
@@ -67,6 +76,12 @@ class ErrorSample:
             self._trial.add(self._sampled(grads), difference)
         if weight != 0.0:
             self._step.add(self._sampled(grads), weight)
+
+    def add_sampled(self, difference: Sequence[Tensor | None], totals: Sequence[Tensor | None] = ()) -> None:
+        """A difference of which only the sample was computed, and the better rule's sum."""
+        self._trial.add(difference)
+        if totals:
+            self._step.add(self._sampled(totals))
 
     def accept(self, dt: float, complete: bool = True, sharpening: float = 1.0) -> None:
         """The step is taken; one whose estimate is not complete is represented by the others.
@@ -181,6 +196,15 @@ class StageSums(StageWatch, Observer):
         self._trial.add(grads, -self._dt * self._weights[stage])
         if self.error is not None and self._e is not None:
             self.error.add(grads, -self._dt * self._e[stage])
+
+    def weights(self) -> list[float]:
+        return [-self._dt * w for w in self._weights[1:]]
+
+    def fold(self, folded: Folded) -> None:
+        self._trial.add(folded.total)
+        if self.error is not None:
+            self.error.add_sampled(folded.difference)
+        self._next = folded.last or ()
 
     def accepted(self, step: Step, ratio: float) -> None:
         if self._idle:
