@@ -113,8 +113,33 @@ def section(result: Result) -> str:
     return f"### {result['title']}\n\n{about}\n\n{race_table(result)}\n\n{verdict_table(result)}"
 
 
-def text(results: Sequence[Result]) -> str:
+def scaling_section(found: Result) -> str:
+    from .scaling import scaling_table
+
+    tables = [scaling_table(axis, measured) for axis, measured in found["along"].items()]
+    return "\n\n".join(["## Scaling", "Seconds of both passes, and megabytes at the peak, by size.", *tables])
+
+
+def overhead_section(found: Result) -> str:
+    from .overhead import FIELDS, ratio_table
+    from .overhead import report as steps
+
+    texts = [f"{kind.capitalize()} field:\n\n```text\n{steps(found[kind])}\n```" for kind in FIELDS]
+    about = "Compiled solves, forth and back, over their evaluations alone:"
+    return "\n\n".join(["## Overhead", *texts, about, ratio_table(found["evaluations"])])
+
+
+#: What is measured besides the race, by the name of its results.
+OTHERS = {"overhead": overhead_section, "scaling": scaling_section}
+
+
+def text(results: Sequence[Result], others: Mapping[str, Result] | None = None) -> str:
     """The part of the page between the marks."""
+    sections = [OTHERS[name](found) for name, found in (others or {}).items()]
+    return "\n\n".join([race_text(results), *sections])
+
+
+def race_text(results: Sequence[Result]) -> str:
     if not results:
         return "No results yet."
     image = "![Seconds of all contenders on every problem](images/benchmarks.png)"
@@ -194,7 +219,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args(argv)
     results = load(options.results)
-    options.page.write_text(placed(options.page.read_text(), text(results)))
+    paths = {name: options.results / f"{name}.json" for name in OTHERS}
+    others = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    options.page.write_text(placed(options.page.read_text(), text(results, others)))
     if results:
         draw(results, options.picture)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import seminode as sn
-from benchmarks import adjoints, report, scaling, work_precision
+from benchmarks import adjoints, overhead, report, scaling, work_precision
 from benchmarks import race as racing
 from benchmarks.adjoints import Ours, Torchdiffeq, backsolve, compare, measure, reference_gradient
 from benchmarks.contenders import Contender, contenders, named
@@ -359,6 +359,20 @@ def test_the_page_and_its_picture_come_from_the_results(tmp_path: Path) -> None:
     assert "20.00 (10: met)" in once
     assert "50 ms" in once
     assert 10_000 < picture.stat().st_size < 500_000
+
+
+def test_overhead_and_scaling_have_their_sections() -> None:
+    halves = {f"{way}_{what}": 2.0 for way in ("forward", "backward") for what in ("seconds", "alone", "evaluations")}
+    kinds = {kind: {name: [3.0] for name in ("seminode", "torchdiffeq", "field")} for kind in overhead.FIELDS}
+    size = {"steps": 100, "adjoint": "Replay", "compiled": True, "seconds": 0.5, "mb": 7.0}
+    others = {
+        "overhead": {**kinds, "evaluations": {"cde": {"Direct": halves}}},
+        "scaling": {"along": {"steps": [size]}},
+    }
+    page = report.text([], others)
+    assert "Trivial field" in page
+    assert "1.00" in page  # 2 s over 2 s
+    assert "0.500 s, 7 MB" in page
 
 
 def test_without_results_the_page_says_so() -> None:
