@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode import graphs
+from seminode import graphs, pieces
 
 DISCRETE = [sn.Replay(), sn.Direct(), sn.Checkpointed(2)]
 CONTINUOUS = [
@@ -97,6 +97,18 @@ def test_adaptive_solves_are_the_same(programs: Programs, solver: str, adjoint: 
     compare(Field(), start(), [0.0, 0.7, 1.5, 3.0], 1e-9, **options)
     compare(Field(), start(), [3.0, 0.0], 1e-9, **options)
     assert programs.made > 0
+
+
+@each_adjoint
+def test_large_fields_are_compiled_in_pieces(programs: Programs, monkeypatch: pytest.MonkeyPatch, adjoint: Any) -> None:
+    """One program for an evaluation and one for its pull-back, however many stages a step has."""
+    monkeypatch.setattr(pieces, "LARGE", 0)
+    options = {"rtol": 1e-5, "atol": 1e-6, "adjoint": adjoint}
+    compare(Field(), start(), [0.0, 0.7, 1.5, 3.0], 1e-9, **options)
+    made = programs.made
+    compare(Field(), start(), [3.0, 0.0], 1e-9, solver="tsit5", **options)
+    assert programs.made == made
+    compare(Field(), start(), [0.0, 2.0], 1e-9, jumps=[1.0], **options)
 
 
 @pytest.mark.parametrize("adjoint", DISCRETE, ids=repr)

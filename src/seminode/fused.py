@@ -14,8 +14,9 @@ from .field import Field
 from .graphs import Capture, NotCompiled, capture, described
 from .norms import ErrorNorm
 from .observers import Tally
+from .pieces import saving_programs, step_program
 from .problem import Plan, Problem
-from .programs import Wanted, evaluation_program, saving_programs, step_program, tolerances
+from .programs import Wanted, evaluation_program, tolerances
 from .purity import Purity
 from .solvers import ExplicitRungeKutta, Solver
 from .state import real_dtype
@@ -73,7 +74,7 @@ class Fused(Eager):
             return super().step(plan, y0, k1)
         nodes = program.nodes
         self._count([plan.stage_time(c) for c in nodes.evaluated], prepare=False)
-        y1, ratio, *slopes = program(nodes.clock(plan), y0, k1, self._allowed, self._rest)
+        y1, ratio, *slopes = program(plan, y0, k1, self._allowed, self._rest)
         return FusedStep(self, plan, y0, y1, k1, slopes, ratio)
 
 
@@ -92,13 +93,18 @@ class Saving(Fused):
     def _programs(self, y: Tensor) -> Any:
         return self._made(saving_programs, self.solver, self.norm, self._wanted, self._slopes, y)
 
+    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
+        # One program less than if there were another for evaluations of which nothing is kept.
+        programs = self._programs(y)
+        return super()._evaluate(t, y, shift) if programs is None else programs.at(t, y, self._rest)[0]
+
     def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
         programs = self._programs(y)
         if programs is None:
             return super().start_slope(plan, y)
         t = plan.stage_time(0.0)
         self._count([t], prepare=False)
-        k, *kept = programs.start(torch.full((), t, dtype=self._dtype, device=self._device), y, self._rest)
+        k, *kept = programs.at(t, y, self._rest)
         self._known = [(k, kept)]
         return k
 
@@ -111,11 +117,11 @@ class Saving(Fused):
         own = next(kept for k, kept in self._known if k is k1)
         nodes = programs.nodes
         self._count([plan.stage_time(c) for c in nodes.evaluated], prepare=False)
-        found = programs.step(nodes.clock(plan), y0, k1, self._allowed, self._rest)
+        found = programs.step(plan, y0, k1, self._allowed, self._rest)
         count = 2 + self.solver.error_needs_end_slope + self.solver.stages - 1
         (y1, ratio, *slopes), kept = found[:count], list(found[count:])
         step = FusedStep(self, plan, y0, y1, k1, slopes, ratio)
-        step.kept, step.kept_at_end = [*kept[: programs.kept_step], *own], kept[programs.kept_step :]
+        step.kept, step.kept_at_end = [*kept[: programs.kept], *own], kept[programs.kept :]
         # A rejected step starts again from k1, an accepted one is followed by one from its end.
         self._known = [(k1, own)]
         if step.known_end_slope is not None:
@@ -129,7 +135,7 @@ class FusedStep(Step):
     __slots__ = ("_ratio", "kept", "kept_at_end")
 
     def __init__(
-        self, engine: Fused, plan: Plan, y0: Tensor, y1: Tensor, k1: Tensor, slopes: Sequence[Tensor], ratio: Tensor
+        self, engine: Eager, plan: Plan, y0: Tensor, y1: Tensor, k1: Tensor, slopes: Sequence[Tensor], ratio: Tensor
     ):
         ends = slopes[:1] if engine.solver.error_needs_end_slope else []
         super().__init__(engine, plan, None, plan.dt, y0, y1, [k1, *slopes[len(ends) :]], [])

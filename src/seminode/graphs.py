@@ -64,12 +64,20 @@ class FieldGraph:
             self.reason = "the field answers in another shape or dtype than that of the state"
         self._lowered = lowered
 
+    @property
+    def size(self) -> int:
+        """How many operations it is made of."""
+        graph = getattr(self._lowered, "graph", None)
+        return 0 if graph is None else sum(node.op == "call_function" for node in graph.nodes)
+
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
         if key not in self._programs:
             with _transforms_unwound():
                 try:
                     self._programs[key] = make()
+                except NotCompiled as reason:  # of a program that this one is made of
+                    self._programs[key] = reason
                 except Exception as error:
                     # Kept as well: it would take as long to fail again.
                     self._programs[key] = NotCompiled(described(error))
@@ -160,7 +168,7 @@ class FrontEnd:
             self._evaluate(func, layout, t, y, args)
         if _latest.seen is None:
             raise NotCompiled("the field has no operations to compile")
-        seen: tuple[FieldGraph, tuple[Tensor, ...]] = _latest.seen
+        seen: Any = _latest.seen
         graph, inputs = seen
         _latest.seen = None
         graph.lower(inputs, y, trial)

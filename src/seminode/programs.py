@@ -1,4 +1,4 @@
-"""Programs that are compiled out of the graph of a field: an evaluation, a whole step, the pull-back of a whole step."""
+"""Programs that are compiled out of the graph of a field: an evaluation, a whole step, the pull-back of a step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import graphs
-from .graphs import Capture, Halves, compile_graph, split
+from .combination import StepSize
+from .graphs import Capture, compile_graph
 from .norms import ErrorNorm
 from .problem import Plan
 from .solvers import Solver
@@ -66,7 +66,13 @@ class EvaluationProgram:
 
 
 def ratio_of(
-    solver: Solver, error: ErrorNorm | None, dt: Tensor, y: Tensor, y1: Tensor, slopes: list[Tensor], allowed: list[Tensor]
+    solver: Solver,
+    error: ErrorNorm | None,
+    dt: StepSize,
+    y: Tensor,
+    y1: Tensor,
+    slopes: list[Tensor],
+    allowed: Sequence[Tensor],
 ) -> Tensor:
     """The size of the error relative to what is allowed; without error control the sum of y1, as finite as that is."""
     if error is None:
@@ -95,8 +101,8 @@ class StepProgram:
         self._strides = [x.stride() for x in (y, k1)]
         self._run = compile_graph(step, [nodes.example(), y, k1, *tolerances(error, y), *capture.rest])
 
-    def __call__(self, clock: Tensor, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        return self._run([clock, *map(with_strides, (y, k1), self._strides), *allowed, *rest])
+    def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        return self._run([self.nodes.clock(plan), *map(with_strides, (y, k1), self._strides), *allowed, *rest])
 
 
 class PullProgram:
@@ -143,6 +149,11 @@ class PullProgram:
         given = map(with_strides, (y, *cotangents), self._strides)
         return self._run([self.nodes.clock(plan), *given, *rest, *sums])
 
+    @property
+    def evaluated(self) -> list[float]:
+        """The nodes at which the field is evaluated."""
+        return self.nodes.evaluated
+
 
 class Tuned:
     """A program for the memory layouts of the tensors that it is first given."""
@@ -155,125 +166,6 @@ class Tuned:
         return self._run([with_strides(x, strides) for x, strides in zip(given, self._strides, strict=True)])
 
 
-class SavingPrograms:
-    """Steps that also keep what their pull-backs need.
-
-    A step is cut into two: k1 = f(t0, y), and the rest of it. The first slope of a step is usually the last one of the
-    step before, which keeps what is needed for it, so that nothing is evaluated twice:
-
-        start:  (t, y)         ↦ k, what is kept of an evaluation
-        step:   (y, k1)        ↦ y1, error ratio, k_end, k2, …, what is kept of it, and of the evaluation at its end
-        pull:   kept of a step and of the evaluation at its start, cotangents of k1, y1 and, with `slopes`, k2, k3, …
-                               ↦ as `PullProgram`
-        pull_start: kept of an evaluation, cotangent of k ↦ the same
-    """
-
-    def __init__(
-        self, capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
-    ):
-        self._graph, self._solver, self._wanted, self._slopes = capture.graph, solver, wanted, slopes
-        self.nodes = Nodes(solver, y)
-        y = dense(y)
-        self._strides = y.stride()
-        self._at = self._split_evaluation(capture, y)
-        self._after = self._split_rest(capture, y)
-        self.kept_step, self.kept_evaluation = self._after.kept, self._at.kept
-        time = self.nodes.example()[0]
-        self._start = graphs.back_end(self._at.forward, [time, y, *capture.rest])
-        self._step = self._compile_step(capture, error, y)
-
-    def _split_evaluation(self, capture: Capture, y: Tensor) -> Halves:
-        wanted = self._wanted
-
-        def joint(t: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
-            rest, adj = others[:-1], others[-1]
-
-            def evaluate(y: Tensor, *chosen: Tensor) -> Tensor:
-                return capture.evaluate(t, y, replaced(rest, wanted, chosen))
-
-            k, back = torch.func.vjp(evaluate, y, *chosen_of(rest, wanted))  # type: ignore[misc]
-            return [k, *back(adj)]
-
-        return split(joint, [self.nodes.example()[0], y, *capture.rest], [torch.zeros_like(y)], 1)
-
-    def _split_rest(self, capture: Capture, y: Tensor) -> Halves:
-        wanted, solver, nodes = self._wanted, self._solver, self.nodes
-        count = len(capture.rest)
-        pulled = solver.stages if self._slopes else 1  # y1, and k2, … as far as there are outputs inside
-
-        def joint(clock: Tensor, y: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
-            rest, cotangents = others[:count], others[count:]
-
-            def forward(y: Tensor, k1: Tensor, *chosen: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-                inputs = replaced(rest, wanted, chosen)
-
-                def slope(c: float, z: Tensor) -> Tensor:
-                    return capture.evaluate(nodes.time(clock, c), z, inputs)
-
-                y1, stages = solver.step(slope, clock[0], y, k1)
-                found = [y1, *stages[1:]]
-                return tuple(found[:pulled]), found
-
-            _, back, found = torch.func.vjp(forward, y, k1, *chosen_of(rest, wanted), has_aux=True)  # type: ignore[misc]
-            return [*found, *back(cotangents)]
-
-        # One tensor each: by their identity a tracer tells its inputs apart.
-        cotangents = [torch.zeros_like(y) for _ in range(pulled)]
-        inputs = [nodes.example(), y, torch.zeros_like(y), *capture.rest]
-        return split(joint, inputs, cotangents, solver.stages)
-
-    def _compile_step(self, capture: Capture, error: ErrorNorm | None, y: Tensor) -> Any:
-        solver, nodes = self._solver, self.nodes
-        after, at = self._after.forward, self._at.forward
-
-        def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
-            found = after(clock, y, k1, *rest)
-            (y1, *stages), kept = found[: solver.stages], list(found[solver.stages :])
-            ends = []
-            if solver.error_needs_end_slope:
-                k, *more = at(nodes.time(clock, 1.0), y1, *rest)
-                ends, kept = [k], [*kept, *more]
-            ratio = ratio_of(solver, error, clock[0], y, y1, [k1, *stages, *ends], [rtol, atol])
-            return [y1, ratio, *ends, *stages, *kept]
-
-        given = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *capture.rest]
-        return compile_graph(step, given)
-
-    def _pull(self, *tensors: Tensor) -> list[Tensor]:
-        n_step, n_both = self.kept_step, self.kept_step + self.kept_evaluation
-        n_all = n_both + 1 + (self._solver.stages if self._slopes else 1)
-        adj_k1, *cotangents = tensors[n_both:n_all]
-        grad_y, grad_k1, *grads = self._after.backward(*tensors[:n_step], *cotangents)
-        own_y, *own = self._at.backward(*tensors[n_step:n_both], grad_k1 + adj_k1)
-        both = [a + b for a, b in zip(grads, own, strict=True)]
-        return added([grad_y + own_y, *both], tensors[n_all:])
-
-    def _pull_start(self, *tensors: Tensor) -> list[Tensor]:
-        count = self.kept_evaluation + 1
-        return added(self._at.backward(*tensors[:count]), tensors[count:])
-
-    def _compiled(self, function: Callable[..., list[Tensor]], given: list[Tensor]) -> Any:
-        """Made when it is first asked for: only then is it known in which memory layout things are kept."""
-        key = function.__name__, self
-        return self._graph.program(key, lambda: Tuned(function, given))
-
-    def start(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Any:
-        return self._start([t, with_strides(y, self._strides), *rest])
-
-    def step(self, clock: Tensor, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        given = with_strides(y, self._strides), with_strides(k1, self._strides)
-        return self._step([clock, *given, *allowed, *rest])
-
-    def pull(self, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
-        """`cotangents` are those of k1, y1 and, with `slopes`, k2, k3, …"""
-        given = [*kept, *cotangents, *sums]
-        return self._compiled(self._pull, given)(given)
-
-    def pull_start(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
-        given = [*kept, adj, *sums]
-        return self._compiled(self._pull_start, given)(given)
-
-
 def key_of(error: ErrorNorm | None) -> Hashable:
     """What of an error norm is part of a program."""
     return None if error is None else (error.norm, error.layout)
@@ -283,21 +175,20 @@ def evaluation_program(capture: Capture, t: Tensor, y: Tensor) -> EvaluationProg
     return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, t, y))
 
 
-def step_program(capture: Capture, solver: Solver, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> StepProgram:
-    key = ("step", solver, key_of(error))
-    return capture.graph.program(key, lambda: StepProgram(capture, solver, error, y, k1))
+def nodes_of(solver: Solver, like: Tensor) -> Nodes:
+    """The nodes of a step whose first slope is known, in order."""
+    nodes = Nodes(solver, like)
 
+    def slope(c: float, y: Tensor) -> Tensor:
+        nodes.evaluated.append(c)
+        nodes.index(c)
+        return y
 
-def pull_program(capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool) -> PullProgram:
-    key = ("pull", solver, wanted, slopes)
-    return capture.graph.program(key, lambda: PullProgram(capture, solver, wanted, y, slopes))
-
-
-def saving_programs(
-    capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
-) -> SavingPrograms:
-    key = ("saving", solver, key_of(error), wanted, slopes)
-    return capture.graph.program(key, lambda: SavingPrograms(capture, solver, error, wanted, slopes, y))
+    y = torch.zeros(1)
+    y1, _ = solver.step(slope, 0.0, y, y)
+    if solver.error_needs_end_slope:
+        slope(1.0, y1)
+    return nodes
 
 
 def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-#: tanh x ≈ x·P(x²)/Q(x²) for |x| ≤ TANH_END, from where on it rounds to one: the best fit of its degrees in the relative
-#: error (9e-9 before rounding), found by linear programming.
+#: tanh x ≈ x·P(x²)/Q(x²) for |x| ≤ TANH_END, from where on it rounds to one: the best fit of these degrees in the
+#: relative error (9e-9 before rounding), found by linear programming.
 TANH_P = (1.00000001253621, 0.13400028096203742, 0.0035171003139261242, 2.091281302475961e-05, 1.3670256972877095e-08)
 TANH_Q = (1.0, 0.46733365804729343, 0.025961656619026066, 0.0003318738032215988, 7.928397474515852e-07)
 TANH_END = 9.02
@@ -28,7 +28,21 @@ aten = torch.ops.aten
 #: What takes so long that it is better kept than computed again.
 SLOW = {
     getattr(aten, name).default
-    for name in ("tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "tan", "sigmoid", "erf", "softplus", "sqrt", "atan")
+    for name in (
+        "tanh",
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "sigmoid",
+        "erf",
+        "softplus",
+        "sqrt",
+        "atan",
+    )
 }
 
 

@@ -288,6 +288,11 @@ class AdjointEngine(Eager):
         self._count(times, prepare=False)
         return f
 
+    def count_nodes(self, times: Sequence[float]) -> None:
+        """Evaluations that belong to no step and were pulled back to the parameters."""
+        self._count(times, prepare=False)
+        self.system.vjp_params += len(times)
+
     def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
         self._stage = 0
         k = super().start_slope(plan, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,13 +15,14 @@ from ..fused import FusedStep, warn_of
 from ..graphs import Capture, NotCompiled, compile_graph
 from ..interpolation import weights_at
 from ..norms import ErrorNorm
+from ..pieces import large
 from ..problem import Plan
-from ..programs import Nodes, chosen_of, key_of, ratio_of, replaced, tolerances
+from ..programs import chosen_of, key_of, nodes_of, ratio_of, replaced, tolerances
 from ..rules import Rule
 from ..solvers import Solver
 from ..state import real_dtype
 from .augmented import AdjointEngine, AdjointSystem
-from .sums import sample_stride
+from .sums import Sums, sample_stride
 
 
 class Folded(NamedTuple):
@@ -34,8 +36,8 @@ class Folded(NamedTuple):
 class AdjointPrograms:
     """Programs for one backward solve; they themselves are kept with the graph of the field.
 
-    `keys` are the ids of the targets, `wanted` says which inputs of the graph they are: a target that the field does not
-    use is none of them.
+    `keys` are the ids of the targets, `wanted` says which inputs of the graph they are: a target that the field does
+    not use is none of them.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class AdjointPrograms:
         self._capture, self._system, self.solver, self._error = capture, system, solver, error
         self._rest = capture.rest
         self._wanted = wanted
+        #: A program for each evaluation: one for a whole step would take too long to compile.
+        self.pieces = large(capture)
         chosen = chosen_of(self._rest, wanted)
         ids = [id(x) for x in chosen]
         self._places = [ids.index(key) if key in ids else None for key in keys]
@@ -95,7 +99,7 @@ class AdjointPrograms:
         columns = zip(*(g for _, g in pairs), strict=True)
         factors = [w for w, _ in pairs]
         scaled = ([w * x for w, x in zip(factors, column, strict=True)] for column in columns)
-        return [sum(terms[1:], terms[0]) for terms in scaled]
+        return [functools.reduce(torch.add, terms) for terms in scaled]
 
     def _given(self, times: Sequence[float]) -> list[Tensor]:
         """z at these times, stacked, where it is not solved for."""
@@ -179,6 +183,10 @@ class AdjointPrograms:
         slopes = step.interpolated()
         xs = list(rule.nodes[known:])
         times = [plan.stage_time(x) for x in xs]
+        weights = [-float(x) for x in rule.weights[known:]]
+        gaps = [w + float(x) for w, x in zip(weights, rule.lower[known:], strict=True)]
+        if self.pieces:
+            return self._integral_in_pieces(step, times, weights, gaps), times
         count = len(slopes)
 
         def function(clock: Tensor, w: Tensor, *others: Tensor) -> list[Tensor]:
@@ -188,8 +196,6 @@ class AdjointPrograms:
             for i, x in enumerate(xs):
                 place = combine(w, clock[0], sparse(weights_at(matrix, x)), slopes)
                 side.append(self._slope(clock[1 + i], place, given[0][i] if given else None, wholes, rest, True)[1])
-            weights = [-float(x) for x in rule.weights[known:]]
-            gaps = [w + float(x) for w, x in zip(weights, rule.lower[known:], strict=True)]
             total = [clock[0] * x for x in self._sum(weights, side)]
             return [*total, *(clock[0] * x for x in self._sum(gaps, [self._sampled(g) for g in side])), *side[-1]]
 
@@ -197,21 +203,18 @@ class AdjointPrograms:
         inputs = [clock, step.start, *slopes, *self._wholes(), *self._given(times), *self._rest]
         return self._folded(list(self._program("integral", (rule, known), function, inputs)(inputs))), times
 
-
-def nodes_of(solver: Solver, like: Tensor) -> Nodes:
-    """The nodes of a step whose first slope is known, in order."""
-    nodes = Nodes(solver, like)
-
-    def slope(c: float, y: Tensor) -> Tensor:
-        nodes.evaluated.append(c)
-        nodes.index(c)
-        return y
-
-    y = torch.zeros(1)
-    y1, _ = solver.step(slope, 0.0, y, y)
-    if solver.error_needs_end_slope:
-        slope(1.0, y1)
-    return nodes
+    def _integral_in_pieces(
+        self, step: Step, times: Sequence[float], weights: Sequence[float], gaps: Sequence[float]
+    ) -> Folded:
+        total, difference = Sums(len(self._places)), Sums(len(self._places))
+        strides = [1 if place is None else self._strides[place] for place in self._places]
+        grads: list[Tensor | None] = []
+        for t, w, weight, gap in zip(times, step.at(times), weights, gaps, strict=True):
+            grads = self.start(t, w, True)[1]
+            total.add(grads, step.plan.dt * weight)
+            sampled = [g if g is None or s == 1 else g.reshape(-1)[::s] for g, s in zip(grads, strides, strict=True)]
+            difference.add(sampled, step.plan.dt * gap)
+        return Folded(total.values, difference.values, grads)
 
 
 class FusedAdjoint(AdjointEngine):
@@ -223,14 +226,20 @@ class FusedAdjoint(AdjointEngine):
         self._times = times  # whether the field's own slope is asked for at the stops
 
     def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
-        if self._programs is None or self._stage is not None:
+        """One evaluation: the only kind there is where steps are taken in pieces."""
+        stage = self._stage
+        if self._programs is None or (stage == 0 and self._times):
             return super()._evaluate(t, y, shift)
+        now, _ = self._watch.wanted(stage)
         try:
-            k = self._programs.start(t, y, False)[0]
+            k, grads = self._programs.start(t, y, now)
         except NotCompiled as reason:
             self._give_up(reason)
             return super()._evaluate(t, y, shift)
-        self.system.vjp_y += 1
+        self._pulled(1, int(now))
+        self._watch.take(stage, grads, None)
+        if stage is not None:
+            self._stage = stage + 1
         return k
 
     def _give_up(self, reason: NotCompiled) -> None:
@@ -238,24 +247,9 @@ class FusedAdjoint(AdjointEngine):
         self._programs = None
         self._watch.compiled = None
 
-    def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
-        if self._programs is None or self._times:
-            return super().start_slope(plan, y)
-        t = plan.stage_time(0.0)
-        now, _ = self._watch.wanted(0)
-        try:
-            k, grads = self._programs.start(t, y, now)
-        except NotCompiled as reason:
-            self._give_up(reason)
-            return super().start_slope(plan, y)
-        self._count([t], prepare=False)
-        self._pulled(1, int(now))
-        self._watch.take(0, grads, None)
-        return k
-
     def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
         k1 = self.start_slope(plan, y0) if k1 is None else k1
-        if self._programs is None:
+        if self._programs is None or self._programs.pieces:
             return super().step(plan, y0, k1)
         watch, stages = self._watch, self.solver.stages
         watch.open(plan)
@@ -274,11 +268,6 @@ class FusedAdjoint(AdjointEngine):
         if folded is not None:
             watch.fold(folded)
         return FusedStep(self, plan, y0, w1, k1, slopes, ratio)
-
-    def pulled(self, times: Sequence[float]) -> None:
-        """Evaluations that belong to no step and were pulled back to the parameters."""
-        self._count(times, prepare=False)
-        self.system.vjp_params += len(times)
 
     def _pulled(self, y: int, params: int) -> None:
         system = self.system

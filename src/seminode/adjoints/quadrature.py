@@ -194,7 +194,7 @@ class FixedNodes(Nodes):
         if known is not None:
             self._add(rule, 0, known, dt, True)
         folded, times = self.compiled.integral(step, rule, known is not None)
-        self.engine.pulled(times)
+        self.engine.count_nodes(times)
         self.total.add(folded.total)
         self.error.add_sampled(folded.difference, folded.total)
         self._start = folded.last if rule.right else None

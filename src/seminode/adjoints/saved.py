@@ -13,13 +13,12 @@ from ..engine import Eager
 from ..fused import FusedStep, Saving, warn_of
 from ..graphs import NotCompiled
 from ..observers import StateTape
+from ..pieces import saving_programs
 from ..problem import Problem
-from ..programs import SavingPrograms, saving_programs
 from .binding import Asked, Call, Gradients
 from .replay import Replay
 from .sweep import Sweep
 from .vjp import spread
-
 
 #: Of a step's end, its start and its slopes.
 Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -112,17 +111,17 @@ class SavedSweep(Sweep):
         programs, plan = self._programs(), self.plans[j]
         split = len(self._kept) - self._sizes[j]
         kept, self._kept = self._kept[split:], self._kept[:split]
-        both = programs.kept_step + programs.kept_evaluation
+        both = programs.kept + programs.at.kept
         end, start, slopes = self._outputs(j)
         end = _sum(adj, end)
         of_end = self._of_end(slopes)
         if of_end is not None and plan.breaks:
-            pulled, _, *self.compiled = programs.pull_start(kept[both:], of_end, self.compiled)
+            pulled, _, *self.compiled = programs.at.pull(kept[both:], of_end, self.compiled)
             end = _sum(end, pulled)
             self.pulled += 1
         of_start = self._of_end(self._outputs(j - 1)[2]) if j > 0 and not self.plans[j - 1].breaks else None
         cotangents = self._cotangents(end, of_start, slopes)
-        grad_y, alive, *self.compiled = programs.pull(kept[:both], cotangents, self.compiled)
+        grad_y, alive, *self.compiled = programs.pull(plan, kept[:both], cotangents, self.compiled)
         self.pulled += self.problem.solver.evaluations
         self.tally.steps += 1
         self.taken.append(plan)
@@ -130,7 +129,7 @@ class SavedSweep(Sweep):
         self.check_alive(alive, grad_y, plan)
         return grad_y
 
-    def _programs(self) -> SavingPrograms:
+    def _programs(self) -> Any:
         problem = self.problem
         assert self.capture is not None
         slopes, y0 = _outputs_inside(problem), self.y0.detach()

@@ -19,8 +19,9 @@ from ..loop import integrate
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
 from ..parameters import check_captures
+from ..pieces import pull_program
 from ..problem import Plan, Problem, Record
-from ..programs import no_sums, pull_program
+from ..programs import no_sums
 from ..state import is_finite
 from .base import ForwardPass, outputs_of
 from .binding import Asked, Gradients, leaf_of
@@ -201,7 +202,7 @@ class Sweep:
         y = self.states.before(j, self)
         cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
         grad_y, alive, *self.compiled = program(plan, y, cotangents, self._rest, self.compiled)
-        evaluated = [plan.stage_time(c) for c in program.nodes.evaluated]
+        evaluated = [plan.stage_time(c) for c in program.evaluated]
         self.tally.nfe += len(evaluated)
         self.pulled += len(evaluated)
         if self.evaluations is not None:

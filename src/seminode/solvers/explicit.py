@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from .. import tableaux
@@ -32,6 +33,40 @@ def runge_kutta_step(
     for c, row in later:
         stages.append(slope(c, combine(y0, dt, row, stages)))
     return combine(y0, dt, weights, stages), stages
+
+
+def runge_kutta_pull(
+    later: Sequence[tuple[float, SparseWeights]],
+    weights: SparseWeights,
+    pull: Callable[[int, Tensor], Tensor],
+    dt: float,
+    adj_y1: Tensor,
+    adj_slopes: Sequence[Tensor | None],
+) -> Tensor:
+    """The cotangent of y0 from those of y1 and of the slopes: a Runge–Kutta step the other way round,
+
+        ū_i = (∂f/∂y)ᵀ k̄_i,    k̄_i = dt·(bᵢ·ȳ1 + Σⱼ aⱼᵢ·ū_j),    ȳ0 = ȳ1 + Σᵢ ū_i.
+
+    `pull(i, k̄)` pulls a cotangent of slope i back to where it was evaluated.
+    """
+    adj = list(adj_slopes)
+
+    def give(row: SparseWeights, x: Tensor) -> None:
+        for j, w in row:
+            known = adj[j]
+            adj[j] = x * (w * dt) if known is None else torch.add(known, x, alpha=w * dt)
+
+    give(weights, adj_y1)
+    total = adj_y1
+    for i in range(len(later), -1, -1):
+        own = adj[i]
+        if own is None:
+            continue
+        back = pull(i, own)
+        total = total + back
+        if i > 0:
+            give(later[i - 1][1], back)
+    return total
 
 
 class ExplicitRungeKutta(Solver):
@@ -64,6 +99,11 @@ class ExplicitRungeKutta(Solver):
 
     def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
         return runge_kutta_step(self._later, self._weights, slope, dt, y0, k1)
+
+    def pull(
+        self, pull: Callable[[int, Tensor], Tensor], dt: float, adj_y1: Tensor, adj_slopes: Sequence[Tensor | None]
+    ) -> Tensor:
+        return runge_kutta_pull(self._later, self._weights, pull, dt, adj_y1, adj_slopes)
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
