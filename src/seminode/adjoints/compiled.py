@@ -62,7 +62,7 @@ class AdjointPrograms:
         self._dtype, self._device = real_dtype(like), like.device
         self._in_state, self._sourced = system.integrals_in_state, system.source is not None
         shapes = tuple(x.shape for x in system.targets)
-        self._key = (solver, system.reduction.key, wanted, tuple(self._places), shapes, self._in_state, self._sourced)
+        self._key = (system.reduction.key, wanted, tuple(self._places), shapes, self._in_state, self._sourced)
 
     def _slope(
         self, t: Tensor, w: Tensor, given: Tensor | None, wholes: Sequence[Tensor], rest: Sequence[Tensor], params: bool
@@ -133,7 +133,7 @@ class AdjointPrograms:
         """A step: w1, error ratio, k_end and k2, …; Σ wᵢgᵢ of the later stages; and where the field was evaluated."""
         solver, error, sourced = self.solver, self._error, int(self._sourced)
         ends = int(solver.error_needs_end_slope)
-        nodes = self._capture.graph.program(("adjoint nodes", self._key, ends), lambda: nodes_of(solver, w))
+        nodes = self._capture.graph.program(("adjoint nodes", solver), lambda: nodes_of(solver, w))
 
         def function(clock: Tensor, w: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
             (rtol, atol, b), wholes = others[:3], others[3:5]
@@ -164,7 +164,7 @@ class AdjointPrograms:
         b = torch.tensor(weights, dtype=self._dtype, device=self._device)
         allowed = tolerances(error, w)
         inputs = [clock, w, k1, *allowed, b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
-        found = list(self._program("step", (key_of(error), params, at_end), function, inputs)(inputs))
+        found = list(self._program("step", (solver, key_of(error), params, at_end), function, inputs)(inputs))
         count = 2 + ends + solver.stages - 1
         evaluated = [plan.stage_time(c) for c in nodes.evaluated]
         (w1, ratio, *slopes), rest = found[:count], found[count:]
@@ -201,7 +201,7 @@ class AdjointPrograms:
 
         clock = torch.tensor([plan.dt, *times], dtype=self._dtype, device=self._device)
         inputs = [clock, step.start, *slopes, *self._wholes(), *self._given(times), *self._rest]
-        return self._folded(list(self._program("integral", (rule, known), function, inputs)(inputs))), times
+        return self._folded(list(self._program("integral", (solver, rule, known), function, inputs)(inputs))), times
 
     def _integral_in_pieces(
         self, step: Step, times: Sequence[float], weights: Sequence[float], gaps: Sequence[float]
