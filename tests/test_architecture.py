@@ -13,11 +13,11 @@ SOURCE = Path(__file__).parent.parent / "src" / "seminode"
 
 #: Rooms from the ground floor up. A room may import from lower floors, and within a package from its siblings.
 FLOORS = [
-    {"errors", "checkpoints", "combination", "rules", "state", "tableaux"},
+    {"errors", "checkpoints", "combination", "rewrites", "rules", "state", "tableaux"},
     {"norms", "interpolation", "parameters", "taint", "graphs"},
     {"problem", "field", "purity"},
     {"solvers", "controllers", "integrals", "observers"},
-    {"pace", "engine", "steering"},
+    {"pace", "engine", "programs", "steering"},
     {"loop", "arguments", "fused"},
     {"adjoints"},
     {"solve"},

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode import graphs, pieces
+from seminode import graphs
+from seminode.programs import pieces
 
 DISCRETE = [sn.Replay(), sn.Direct(), sn.Checkpointed(2)]
 CONTINUOUS = [

@@ -14,9 +14,8 @@ from .field import Field
 from .graphs import Capture, NotCompiled, capture, described
 from .norms import ErrorNorm
 from .observers import Tally
-from .pieces import saving_programs, step_program
 from .problem import Plan, Problem
-from .programs import Wanted, evaluation_program, tolerances
+from .programs import Wanted, evaluation_program, saving_programs, step_program, tolerances
 from .purity import Purity
 from .solvers import ExplicitRungeKutta, Solver
 from .state import real_dtype

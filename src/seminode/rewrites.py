@@ -3,7 +3,8 @@
 The back end (Inductor) makes loops of what it is given. On a CPU some operations make slow ones:
 
 - tanh in single precision goes to a library function that is correct to one unit in the last place and takes longer
-  than the matrix product before it. A quotient of two polynomials is correct to seven (4e-7) and takes a fifth.
+  than the matrix product before it. A quotient of two polynomials is correct to seven (4e-7) and takes a fifth. So with
+  the logarithm in softplus.
 - Batches of matrix-vector products and of outer products, the heart of a controlled differential equation, fall to
   general matrix code one by one. As products and sums they are loops like any other.
 - A result with several readers is computed again in the loop of each of them, unless it is held in memory.
@@ -22,6 +23,9 @@ from torch import Tensor, fx
 TANH_P = (1.00000001253621, 0.13400028096203742, 0.0035171003139261242, 2.091281302475961e-05, 1.3670256972877095e-08)
 TANH_Q = (1.0, 0.46733365804729343, 0.025961656619026066, 0.0003318738032215988, 7.928397474515852e-07)
 TANH_END = 9.02
+#: log(1 + u) ≈ u·P(u)/Q(u) on [0, 1], to 2e-9 before rounding and 3e-7 after it, found likewise.
+LOG1P_P = (0.9999999983604385, 0.8625429447085551, 0.12188711090484532)
+LOG1P_Q = (1.0, 1.362541093466907, 0.4698587152742001, 0.03052759363595946)
 
 aten = torch.ops.aten
 
@@ -55,12 +59,29 @@ def held(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, x.stride())
 
 
+def _single(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu"
+
+
 def tanh(x: Tensor) -> Tensor | None:
-    if x.dtype != torch.float32 or x.device.type != "cpu":
+    if not _single(x):
         return None
     x = x.clamp(-TANH_END, TANH_END)
     square = x * x
     return held((x * _polynomial(TANH_P, square) / _polynomial(TANH_Q, square)).clamp(-1.0, 1.0))
+
+
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor | None:
+    # Above the threshold log(1 + exp(−x)) is lost in rounding anyway.
+    if not _single(x) or threshold < 20.0:
+        return None
+    x = x * beta
+    u = torch.exp(-x.abs())
+    return held((x.clamp(min=0.0) + u * _polynomial(LOG1P_P, u) / _polynomial(LOG1P_Q, u)) / beta)
+
+
+def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor | None:
+    return grad * torch.sigmoid(x * beta) if _single(x) and threshold >= 20.0 else None
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
@@ -89,7 +110,13 @@ def mm(a: Tensor, b: Tensor) -> Tensor | None:
     return None
 
 
-RULES: dict[Any, Callable[..., Tensor | None]] = {aten.tanh.default: tanh, aten.bmm.default: bmm, aten.mm.default: mm}
+RULES: dict[Any, Callable[..., Tensor | None]] = {
+    aten.tanh.default: tanh,
+    aten.softplus.default: softplus,
+    aten.softplus_backward.default: softplus_backward,
+    aten.bmm.default: bmm,
+    aten.mm.default: mm,
+}
 
 
 class Rewriter(fx.Interpreter):

@@ -15,9 +15,8 @@ from ..fused import FusedStep, warn_of
 from ..graphs import Capture, NotCompiled, compile_graph
 from ..interpolation import weights_at
 from ..norms import ErrorNorm
-from ..pieces import large
 from ..problem import Plan
-from ..programs import chosen_of, key_of, nodes_of, ratio_of, replaced, tolerances
+from ..programs import chosen_of, key_of, large, nodes_of, ratio_of, replaced, tolerances
 from ..rules import Rule
 from ..solvers import Solver
 from ..state import real_dtype

@@ -13,8 +13,8 @@ from ..engine import Eager
 from ..fused import FusedStep, Saving, warn_of
 from ..graphs import NotCompiled
 from ..observers import StateTape
-from ..pieces import saving_programs
 from ..problem import Problem
+from ..programs import saving_programs
 from .binding import Asked, Call, Gradients
 from .replay import Replay
 from .sweep import Sweep

@@ -19,9 +19,8 @@ from ..loop import integrate
 from ..observers import Observer, Tally
 from ..pace import RecordedPace
 from ..parameters import check_captures
-from ..pieces import pull_program
 from ..problem import Plan, Problem, Record
-from ..programs import no_sums
+from ..programs import no_sums, pull_program
 from ..state import is_finite
 from .base import ForwardPass, outputs_of
 from .binding import Asked, Gradients, leaf_of

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .graphs import Capture
-from .norms import ErrorNorm
-from .problem import Plan
-from .programs import (
+from ..graphs import Capture
+from ..norms import ErrorNorm
+from ..problem import Plan
+from ..solvers import ExplicitRungeKutta
+from ..state import real_dtype
+from .saving import SavingEvaluation, SavingPrograms
+from .steps import (
     EvaluationProgram,
     PullProgram,
     StepProgram,
@@ -26,12 +29,9 @@ from .programs import (
     nodes_of,
     ratio_of,
 )
-from .saving import SavingEvaluation, SavingPrograms
-from .solvers import ExplicitRungeKutta
-from .state import real_dtype
 
 #: From how many operations on the graph of a field is large.
-LARGE = 80
+LARGE = 50
 
 
 def large(capture: Capture) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import graphs
-from .graphs import Capture, compile_graph, split
-from .norms import ErrorNorm
-from .problem import Plan
-from .programs import Nodes, Tuned, Wanted, added, chosen_of, dense, ratio_of, replaced, tolerances, with_strides
-from .solvers import Solver
-from .state import real_dtype
+from .. import graphs
+from ..graphs import Capture, compile_graph, split
+from ..norms import ErrorNorm
+from ..problem import Plan
+from ..solvers import Solver
+from ..state import real_dtype
+from .steps import Nodes, Tuned, Wanted, added, chosen_of, dense, ratio_of, replaced, tolerances, with_strides
 
 
 class SavingEvaluation:

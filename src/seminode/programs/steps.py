@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .combination import StepSize
-from .graphs import Capture, compile_graph
-from .norms import ErrorNorm
-from .problem import Plan
-from .solvers import Solver
-from .state import HALF, real_dtype
+from ..combination import StepSize
+from ..graphs import Capture, compile_graph
+from ..norms import ErrorNorm
+from ..problem import Plan
+from ..solvers import Solver
+from ..state import HALF, real_dtype
 
 Wanted = tuple[bool, ...]
 
