@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .rewrites import RULES, faster, slow
+from .rewrites import slow, table
 from .state import Layout
 
 Program = Callable[[list[Any]], Sequence[Tensor]]
@@ -195,29 +195,40 @@ def capture(
     return _front_ends[key].capture(func, layout, t.detach(), y.detach(), args, trial)
 
 
-def compile_graph(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> Program:
+def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Program:
     """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties."""
-    return back_end(traced(function, examples), list(examples))
+    return back_end(traced(function, examples, rewritten=True), list(examples))
 
 
 def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
+    import torch._functorch.config
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Channels last makes convolutions no faster on a CPU and everything around them slower.
-    on_cpu = all(x.device.type == "cpu" for x in examples)
-    with config.patch(layout_optimization=config.layout_optimization and not on_cpu):
-        return compile_fx_inner(faster(module, examples), examples)  # type: ignore[return-value]
+    options: dict[str, Any] = {"size_asserts": False}  # memory layouts are seen to by whoever calls
+    if all(x.device.type == "cpu" for x in examples):
+        # Channels last makes convolutions no faster on a CPU and everything around them slower.
+        options["layout_optimization"] = False
+    # Tensors without values: else those would be part of the name by which a program is found on disk again. And there
+    # it is looked for only if nobody waits for a bundle of both passes to be stored.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    given = [mode.from_tensor(x, static_shapes=True) for x in examples]
+    alone = torch._functorch.config.patch(bundled_autograd_cache=False)
+    with tracing(TracingContext(mode)), config.patch(options), alone:
+        return compile_fx_inner(module, given)  # type: ignore[return-value]
 
 
-def traced(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
-    from torch._inductor.decomposition import select_decomp_table
+def traced(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], rewritten: bool
+) -> torch.fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     functional = torch.func.functionalize(function, remove="mutations")
-    table = {op: rule for op, rule in select_decomp_table().items() if op not in RULES}
     with torch.no_grad():
-        module = make_fx(functional, decomposition_table=table)(*examples)
+        module = make_fx(functional, decomposition_table=table(rewritten))(*examples)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
@@ -243,7 +254,7 @@ def split(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
 
-    module = traced(function, [*inputs, *cotangents])
+    module = traced(function, [*inputs, *cotangents], rewritten=False)
     # The names by which the partitioner knows what belongs where.
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         own = i - len(inputs)

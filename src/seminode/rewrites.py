@@ -119,21 +119,25 @@ RULES: dict[Any, Callable[..., Tensor | None]] = {
 }
 
 
-class Rewriter(fx.Interpreter):
-    """Runs a graph by the rules, to be traced while it does."""
+def table(rewritten: bool) -> dict[Any, Callable[..., Any]]:
+    """What operations become while a graph is traced: as the back end has it and, if `rewritten`, by the rules here.
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rule = RULES.get(target)
-        found = None if rule is None else rule(*args, **kwargs)
-        return super().call_function(target, args, kwargs) if found is None else found
-
-
-def faster(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphModule:
-    """The graph with what the rules make of it."""
-    if not any(node.target in RULES for node in module.graph.nodes):
-        return module
+    Otherwise what the rules are about stays whole.
+    """
     from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.no_grad():
-        return make_fx(Rewriter(module).run, decomposition_table=select_decomp_table())(*examples)
+    usual = select_decomp_table()
+    found = {op: rule for op, rule in usual.items() if op not in RULES}
+    if rewritten:
+        found |= {op: _either(rule, usual.get(op)) for op, rule in RULES.items()}
+    return found
+
+
+def _either(rule: Callable[..., Tensor | None], usual: Callable[..., Any] | None) -> Callable[..., Any]:
+    def become(*args: Any, **kwargs: Any) -> Any:
+        found = rule(*args, **kwargs)
+        if found is not None:
+            return found
+        return NotImplemented if usual is None else usual(*args, **kwargs)
+
+    return become

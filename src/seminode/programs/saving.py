@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import graphs
 from ..graphs import Capture, compile_graph, split
 from ..norms import ErrorNorm
 from ..problem import Plan
@@ -37,7 +36,7 @@ class SavingEvaluation:
         inputs = [torch.zeros((), dtype=self._dtype, device=self._device), y, *capture.rest]
         self.halves = split(joint, inputs, [torch.zeros_like(y)], 1)
         self.kept = self.halves.kept
-        self._run = graphs.back_end(self.halves.forward, inputs)
+        self._run = compile_graph(self.halves.forward, inputs)
 
     def __call__(self, t: float, y: Tensor, rest: list[Tensor]) -> Any:
         time = torch.full((), t, dtype=self._dtype, device=self._device)
