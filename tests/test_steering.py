@@ -182,3 +182,26 @@ def test_refused() -> None:
                 .sum()
             )
         )(start()["z"])
+
+
+@pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Direct(), sn.Quadrature()], ids=repr)
+def test_buffers_that_are_only_read_are_not_written_to(adjoint: Any) -> None:
+    """Autograd would take them for changed."""
+
+    class Noisy(torch.nn.Module):
+        noise: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2, dtype=torch.float64)
+            self.register_buffer("noise", torch.ones(3, 2, dtype=torch.float64))
+
+        def forward(self, t: torch.Tensor, y: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            f, pull = torch.func.vjp(lambda z: torch.tanh(self.layer(z)), y[0])  # type: ignore[misc]
+            return f, (pull(self.noise)[0] * self.noise).sum(1)
+
+    field = Noisy()
+    z0 = torch.ones(3, 2, dtype=torch.float64)
+    sol = sn.solve(field, (z0, z0.new_zeros(3)), [0.0, 1.0], norm="auto", adjoint=adjoint)
+    (sol.ys[0][-1].sum() + sol.ys[1][-1].sum()).backward()
+    assert field.noise._version == 0

@@ -188,12 +188,13 @@ class Reader:
         """The same random numbers for every evaluation; afterwards the generators and buffers as they were."""
         generators = [torch.default_generator, *device_generators(device)]
         restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
-        restore += [buffer.snapshot() for buffer in buffers(self._modules)]
+        # A buffer that was not changed is not written to either: somebody may watch its version.
+        present = [(buffer, buffer.snapshot()) for buffer in buffers(self._modules)]
         try:
             with uncompiled():
                 yield
         finally:
-            for put_back in restore:
+            for put_back in (*restore, *(put_back for buffer, put_back in present if buffer.changed())):
                 put_back()
 
 
