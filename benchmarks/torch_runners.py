@@ -68,7 +68,9 @@ def installed(library: str) -> str:
 
 def with_seminode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
     adjoint = getattr(sn, options["adjoint"])(**options.get("adjoint_options", {}))
-    given = {"rtol": task.rtol, "atol": task.atol, "jumps": task.jumps, **options.get("solve", {})}
+    factor = options.get("tighter", 1.0)
+    tolerances = {"rtol": factor * task.rtol, "atol": factor * task.atol}
+    given = {**tolerances, "jumps": task.jumps, **options.get("solve", {})}
 
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
         solution = sn.solve(field, y0, ts, adjoint=adjoint, compile=options.get("compile", False), **given)

@@ -318,3 +318,24 @@ def test_one_look_at_the_device_a_step(programs: Programs, monkeypatch: pytest.M
 def test_with_the_back_end(adjoint: Any) -> None:
     torch._dynamo.reset()
     compare(Field(), start(), [0.0, 0.7, 1.5, 3.0], 1e-9, rtol=1e-5, atol=1e-6, adjoint=adjoint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Direct(), sn.Backsolve(), sn.Quadrature()], ids=repr)
+@pytest.mark.parametrize("large", [False, True])
+def test_memory_layouts_with_the_back_end(monkeypatch: pytest.MonkeyPatch, adjoint: Any, large: bool) -> None:
+    """Layers wider at one end than at the other, a state with gaps in memory, many steps."""
+    monkeypatch.setattr(pieces, "LARGE", 0 if large else 1000)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 16), nn.Softplus(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+        def forward(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.net(y)
+
+    y0 = torch.randn(20, 7, 3)[:, 0].requires_grad_()
+    compare(Wide(), y0, [0.0, 1.0, 2.0], 1e-4, solver="rk4", controller=sn.FixedStep(0.2), adjoint=adjoint)

@@ -208,10 +208,9 @@ def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    options: dict[str, Any] = {"size_asserts": False}  # memory layouts are seen to by whoever calls
-    if all(x.device.type == "cpu" for x in examples):
-        # Channels last makes convolutions no faster on a CPU and everything around them slower.
-        options["layout_optimization"] = False
+    # Channels last makes convolutions no faster on a CPU and everything around them slower.
+    on_cpu = all(x.device.type == "cpu" for x in examples)
+    options = {"layout_optimization": config.layout_optimization and not on_cpu}
     # Tensors without values: else those would be part of the name by which a program is found on disk again. And there
     # it is looked for only if nobody waits for a bundle of both passes to be stored.
     mode = FakeTensorMode(shape_env=ShapeEnv())

@@ -12,11 +12,11 @@ from torch import Tensor
 from ..combination import combine, sparse
 from ..engine import Step
 from ..fused import FusedStep, warn_of
-from ..graphs import Capture, NotCompiled, compile_graph
+from ..graphs import Capture, NotCompiled
 from ..interpolation import weights_at
 from ..norms import ErrorNorm
 from ..problem import Plan
-from ..programs import chosen_of, key_of, large, nodes_of, ratio_of, replaced, tolerances
+from ..programs import Tuned, chosen_of, key_of, large, nodes_of, ratio_of, replaced, tolerances
 from ..rules import Rule
 from ..solvers import Solver
 from ..state import real_dtype
@@ -110,7 +110,7 @@ class AdjointPrograms:
 
     def _program(self, name: str, more: Any, function: Any, inputs: list[Tensor]) -> Any:
         key = "adjoint", name, self._key, more
-        return self._capture.graph.program(key, lambda: compile_graph(function, [x.detach() for x in inputs]))
+        return self._capture.graph.program(key, lambda: Tuned(function, inputs))
 
     def start(self, t: float, w: Tensor, params: bool) -> tuple[Tensor, list[Tensor | None]]:
         """The slope at one place and, with `params`, the gradients of the targets."""

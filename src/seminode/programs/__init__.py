@@ -2,6 +2,7 @@
 
 from .pieces import large, pull_program, saving_programs, step_program
 from .steps import (
+    Tuned,
     Wanted,
     chosen_of,
     evaluation_program,
@@ -14,6 +15,7 @@ from .steps import (
 )
 
 __all__ = [
+    "Tuned",
     "Wanted",
     "chosen_of",
     "evaluation_program",

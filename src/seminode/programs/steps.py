@@ -139,15 +139,12 @@ class PullProgram:
         cotangents = [torch.zeros_like(y)]
         if slopes:
             cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
-        self._strides = [x.stride() for x in (y, *cotangents)]
-        given = [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)]
-        self._run = compile_graph(pull, given)
+        self._run = Tuned(pull, [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)])
 
     def __call__(
         self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor], sums: Sequence[Tensor]
     ) -> Any:
-        given = map(with_strides, (y, *cotangents), self._strides)
-        return self._run([self.nodes.clock(plan), *given, *rest, *sums])
+        return self._run([self.nodes.clock(plan), y, *cotangents, *rest, *sums])
 
     @property
     def evaluated(self) -> list[float]:
