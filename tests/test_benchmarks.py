@@ -204,7 +204,8 @@ def test_the_last_words_of_a_worker_are_kept(tmp_path: Path) -> None:
 def test_rounds_fit_the_budget_and_are_spread_evenly() -> None:
     assert racing.planned_rounds(0.01, most=40, budget=10.0) == 40
     assert racing.planned_rounds(1.0, most=40, budget=10.0) == 10
-    assert racing.planned_rounds(20.0, most=40, budget=10.0) == 3
+    assert racing.planned_rounds(5.0, most=40, budget=10.0) == 3
+    assert racing.planned_rounds(20.0, most=40, budget=10.0) == 2
     assert racing.planned_rounds(100.0, most=40, budget=10.0) == 1
     assert racing.planned_rounds(20.0, most=1, budget=10.0) == 1
     for planned in (1, 3, 10):

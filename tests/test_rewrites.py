@@ -74,6 +74,15 @@ def test_products_the_other_way_round() -> None:
     assert rewrites.mm(x.T, g) is None
 
 
+def test_a_bias_is_a_sum() -> None:
+    bias, a, b = (torch.randn(shape, dtype=torch.float64) for shape in (3, (5, 4), (4, 3)))
+    found = rewrites.addmm(bias, a, b)
+    assert found is not None
+    torch.testing.assert_close(found, torch.addmm(bias, a, b))
+    assert rewrites.addmm(bias, a, b, beta=2) is None
+    assert rewrites.addmm(torch.randn(5, 3, dtype=torch.float64), a, b) is None
+
+
 def test_a_graph_is_rewritten() -> None:
     def function(x: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         return [torch.bmm(a, b).squeeze(-1) + torch.tanh(x) * functional.softplus(x)]

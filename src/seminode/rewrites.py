@@ -7,6 +7,7 @@ The back end (Inductor) makes loops of what it is given. On a CPU some operation
   the logarithm in softplus.
 - Batches of matrix-vector products and of outer products, the heart of a controlled differential equation, fall to
   general matrix code one by one. As products and sums they are loops like any other.
+- The bias of a layer is copied to every row before the product is added to it.
 - A result with several readers is computed again in the loop of each of them, unless it is held in memory.
 """
 
@@ -110,12 +111,20 @@ def mm(a: Tensor, b: Tensor) -> Tensor | None:
     return None
 
 
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
+    # The bias would be copied to every row first; as a sum it is part of the loop that reads the product.
+    if a.device.type == "cpu" and bias.ndim == 1 and beta == 1 and alpha == 1:
+        return torch.mm(a, b) + bias
+    return None
+
+
 RULES: dict[Any, Callable[..., Tensor | None]] = {
     aten.tanh.default: tanh,
     aten.softplus.default: softplus,
     aten.softplus_backward.default: softplus_backward,
     aten.bmm.default: bmm,
     aten.mm.default: mm,
+    aten.addmm.default: addmm,
 }
 
 
