@@ -41,25 +41,27 @@ class Fused(Eager):
         super().__init__(field, solver, like, purity, tally, None, log)
         self.capture = captured
         self.norm = norm
+        self._ready: dict[Callable[..., Any], Any] = {}
         if captured is not None:
             self._rest = captured.rest
             self._allowed = tolerances(norm, like)
 
     def _made(self, program: Callable[..., Any], *args: Any) -> Any:
-        """A program; `None`, and from here on op by op, if it cannot be made."""
+        """A program, looked up once a solve; `None`, and from here on op by op, if it cannot be made."""
         if self.capture is None:
             return None
-        try:
-            return program(self.capture, *args)
-        except NotCompiled as reason:
-            warn_of(reason)
-            self.capture = None
-            return None
+        if program not in self._ready:
+            try:
+                self._ready[program] = program(self.capture, *args)
+            except NotCompiled as reason:
+                warn_of(reason)
+                self.capture = None
+                return None
+        return self._ready[program]
 
     def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
-        time = torch.full((), t, dtype=self._dtype, device=self._device)
-        program = self._made(evaluation_program, time, y)
-        return super()._evaluate(t, y, shift) if program is None else program(time, y, self._rest)
+        program = self._made(evaluation_program, y)
+        return super()._evaluate(t, y, shift) if program is None else program(t, y, self._rest)[0]
 
     def first_slope(self, plan: Plan, y: Tensor) -> Tensor:
         # What could be compiled draws no random numbers and changes no buffers.

@@ -21,7 +21,7 @@ from ..rules import Rule
 from ..solvers import Solver
 from ..state import real_dtype
 from .augmented import AdjointEngine, AdjointSystem
-from .sums import Sums, sample_stride
+from .sums import Sums, sample_stride, sampled
 
 
 class Folded(NamedTuple):
@@ -88,7 +88,7 @@ class AdjointPrograms:
         return [None if place is None else grads[place] for place in self._places]
 
     def _sampled(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        return [g if s == 1 else g.reshape(-1)[::s] for g, s in zip(grads, self._strides, strict=True)]
+        return sampled(grads, self._strides)
 
     def _sum(self, weights: Sequence[Any], grads: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Σ wᵢgᵢ for each tensor; weights of zero are left out."""
@@ -211,8 +211,7 @@ class AdjointPrograms:
         for t, w, weight, gap in zip(times, step.at(times), weights, gaps, strict=True):
             grads = self.start(t, w, True)[1]
             total.add(grads, step.plan.dt * weight)
-            sampled = [g if g is None or s == 1 else g.reshape(-1)[::s] for g, s in zip(grads, strides, strict=True)]
-            difference.add(sampled, step.plan.dt * gap)
+            difference.add(sampled(grads, strides), step.plan.dt * gap)
         return Folded(total.values, difference.values, grads)
 
 

@@ -103,12 +103,15 @@ class SavedSweep(Sweep):
         super().__init__(asked, states)
         self._kept, self._sizes = list(kept), sizes
         self._latest: tuple[int, Cotangents] | None = None
+        self._programs: Any = None
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
         return self.call.wanted(self.needs[2:])[0], self.call.wanted(_differentiable(self.call))[1]
 
     def _step(self, j: int, adj: Tensor | None) -> Tensor | None:
-        programs, plan = self._programs(), self.plans[j]
+        if self._programs is None:
+            self._programs = self._find_programs()
+        programs, plan = self._programs, self.plans[j]
         split = len(self._kept) - self._sizes[j]
         kept, self._kept = self._kept[split:], self._kept[:split]
         both = programs.kept + programs.at.kept
@@ -129,7 +132,7 @@ class SavedSweep(Sweep):
         self.check_alive(alive, grad_y, plan)
         return grad_y
 
-    def _programs(self) -> Any:
+    def _find_programs(self) -> Any:
         problem = self.problem
         assert self.capture is not None
         slopes, y0 = _outputs_inside(problem), self.y0.detach()

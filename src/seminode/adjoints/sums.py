@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -60,6 +60,11 @@ class Sums:
 def sample_stride(x: Tensor) -> int:
     """Of how many entries of a gradient one is looked at."""
     return max(1, math.ceil(x.numel() / SAMPLED))
+
+
+def sampled(grads: Sequence[Tensor | None], strides: Sequence[int]) -> list[Any]:
+    pairs = zip(grads, strides, strict=True)
+    return [g if g is None or s == 1 else g.reshape(-1)[::s] for g, s in pairs]
 
 
 class ErrorSample:
@@ -125,8 +130,7 @@ class ErrorSample:
         return error / size if size > 0.0 else 0.0 if error == 0.0 else math.inf
 
     def _sampled(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        pairs = zip(grads, self._strides, strict=True)
-        return [g if g is None or s == 1 else g.reshape(-1)[::s] for g, s in pairs]
+        return sampled(grads, self._strides)
 
 
 def _norm(tensors: Sequence[Tensor | None]) -> float:

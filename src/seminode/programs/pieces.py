@@ -17,7 +17,6 @@ from ..graphs import Capture
 from ..norms import ErrorNorm
 from ..problem import Plan
 from ..solvers import ExplicitRungeKutta
-from ..state import real_dtype
 from .saving import SavingEvaluation, SavingPrograms
 from .steps import (
     EvaluationProgram,
@@ -39,33 +38,15 @@ def large(capture: Capture) -> bool:
 
 
 class StepInPieces:
-    """As `StepProgram`."""
+    """As `StepProgram`; what the evaluations keep comes last."""
 
-    def __init__(self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: EvaluationProgram, y: Tensor):
-        self._solver, self._error, self._at = solver, error, at
-        self._dtype, self._device = real_dtype(y), y.device
+    def __init__(
+        self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: EvaluationProgram | SavingEvaluation, y: Tensor
+    ):
+        self._solver, self._error, self.at = solver, error, at
         self.nodes = nodes_of(solver, y)
 
     def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        def slope(c: float, z: Tensor) -> Tensor:
-            return self._at(torch.full((), plan.stage_time(c), dtype=self._dtype, device=self._device), z, rest)
-
-        with torch.no_grad():
-            y1, stages = self._solver.step(slope, plan.dt, y, k1)
-            ends = [slope(1.0, y1)] if self._solver.error_needs_end_slope else []
-            ratio = ratio_of(self._solver, self._error, plan.dt, y, y1, [*stages, *ends], allowed)
-        return [y1, ratio, *ends, *stages[1:]]
-
-
-class SavingInPieces:
-    """As `SavingPrograms`."""
-
-    def __init__(self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: SavingEvaluation, y: Tensor):
-        self._solver, self._error, self.at = solver, error, at
-        self.nodes = nodes_of(solver, y)
-        self.kept = (solver.stages - 1) * at.kept
-
-    def step(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
         kept: list[Tensor] = []
 
         def slope(c: float, z: Tensor) -> Tensor:
@@ -78,6 +59,18 @@ class SavingInPieces:
             ends = [slope(1.0, y1)] if self._solver.error_needs_end_slope else []
             ratio = ratio_of(self._solver, self._error, plan.dt, y, y1, [*stages, *ends], allowed)
         return [y1, ratio, *ends, *stages[1:], *kept]
+
+
+class SavingInPieces(StepInPieces):
+    """As `SavingPrograms`."""
+
+    at: SavingEvaluation
+
+    def __init__(self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: SavingEvaluation, y: Tensor):
+        super().__init__(solver, error, at, y)
+        self.kept = (solver.stages - 1) * at.kept
+
+    step = StepInPieces.__call__
 
     def pull(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         n, totals = self.at.kept, list(sums)
@@ -100,7 +93,7 @@ class PullInPieces:
     """As `PullProgram`: the step is taken again, and kept for as long as its pull-back takes."""
 
     def __init__(self, solver: ExplicitRungeKutta, saving: SavingInPieces, slopes: bool):
-        self._solver, self._saving, self._slopes = solver, saving, slopes
+        self._solver, self._saving = solver, saving
         later = saving.nodes.evaluated[: solver.stages - 1]
         #: The nodes at which the field is evaluated.
         self.evaluated = [0.0, *later, *([1.0] if slopes and len(solver.interpolant) > solver.stages else [])]
@@ -133,8 +126,7 @@ def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm 
     def make() -> Any:
         if not large(capture):
             return StepProgram(capture, solver, error, y, k1)
-        t = torch.zeros((), dtype=real_dtype(y), device=y.device)
-        return StepInPieces(solver, error, evaluation_program(capture, t, y), y)
+        return StepInPieces(solver, error, evaluation_program(capture, y), y)
 
     return capture.graph.program(("step", solver, key_of(error)), make)
 

@@ -51,18 +51,22 @@ class Nodes:
 
 
 class EvaluationProgram:
-    """(t, y) ↦ k."""
+    """(t, y) ↦ k; as `SavingEvaluation`, but that nothing is kept."""
 
-    def __init__(self, capture: Capture, t: Tensor, y: Tensor):
+    kept = 0
+
+    def __init__(self, capture: Capture, y: Tensor):
         def evaluate(t: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
             return [capture.evaluate(t, y, rest)]
 
         y = dense(y)
         self._strides = y.stride()
-        self._run = compile_graph(evaluate, [t, y, *capture.rest])
+        self._dtype, self._device = real_dtype(y), y.device
+        self._run = compile_graph(evaluate, [torch.zeros((), dtype=self._dtype, device=self._device), y, *capture.rest])
 
-    def __call__(self, t: Tensor, y: Tensor, rest: list[Tensor]) -> Tensor:
-        return self._run([t, with_strides(y, self._strides), *rest])[0]
+    def __call__(self, t: float, y: Tensor, rest: list[Tensor]) -> Any:
+        time = torch.full((), t, dtype=self._dtype, device=self._device)
+        return self._run([time, with_strides(y, self._strides), *rest])
 
 
 def ratio_of(
@@ -168,8 +172,8 @@ def key_of(error: ErrorNorm | None) -> Hashable:
     return None if error is None else (error.norm, error.layout)
 
 
-def evaluation_program(capture: Capture, t: Tensor, y: Tensor) -> EvaluationProgram:
-    return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, t, y))
+def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:
+    return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, y))
 
 
 def nodes_of(solver: Solver, like: Tensor) -> Nodes:
