@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
     made = Programs()
     monkeypatch.setattr(graphs, "back_end", made)
     monkeypatch.setattr(graphs, "_front_ends", {})
+    monkeypatch.setattr(graphs, "_known", WeakValueDictionary())
     yield made
     torch._dynamo.reset()
 
@@ -218,6 +220,41 @@ def test_a_field_that_changes_is_compiled_anew(programs: Programs) -> None:
     for gain in (1.5, 0.5, 1.5):
         field.gain = gain
         compare(field, y0, [0.0, 1.0], 1e-9, rtol=1e-5)
+
+
+class Counting(Field):
+    """As many count their evaluations: the front end takes a graph to stand for one value of the counter."""
+
+    count = 0
+
+    def forward(self, t: Tensor, y: Any) -> Any:
+        self.count += 1
+        return super().forward(t, y)
+
+
+def test_a_field_that_counts_its_evaluations(programs: Programs) -> None:
+    import torch._dynamo.utils as dynamo
+
+    field, seen = Counting(), []
+    before = dynamo.counters["stats"]["unique_graphs"]
+    for _ in range(graphs.GRAPHS + 5):
+        results(field, start(), [0.0, 1.0], compile=True)
+        seen.append(programs.made)
+    assert dynamo.counters["stats"]["unique_graphs"] - before >= graphs.GRAPHS  # so the limit was met
+    assert len(set(seen)) == 1
+
+
+def test_graphs_that_differ_in_a_number_are_not_shared(programs: Programs) -> None:
+    for factor in (1.0, 2.0, 2.0 + 1e-15):
+        sol = sn.solve(
+            lambda t, y, factor=factor: factor * y,
+            torch.ones(1, dtype=torch.float64),
+            [0.0, 1.0],
+            solver="euler",
+            controller=sn.FixedStep(1.0),
+            compile=True,
+        )
+        assert sol.ys[-1].item() == 1.0 + factor
 
 
 def decides(t: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -59,6 +60,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(graphs, "back_end", back_end)
     monkeypatch.setattr(graphs, "_front_ends", {})
+    monkeypatch.setattr(graphs, "_known", WeakValueDictionary())
     yield
     torch._dynamo.reset()
 

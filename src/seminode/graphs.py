@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from inspect import signature
 from types import FunctionType
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -127,9 +128,28 @@ def described(error: Exception) -> str:
 _latest = threading.local()
 
 
-def _backend(module: Any, examples: Any) -> Callable[..., Any]:
+_known: WeakValueDictionary[Hashable, FieldGraph] = WeakValueDictionary()
+
+
+def _structure(module: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Hashable | None:
+    """What is the same for graphs that do the same; none for graphs with values of their own."""
+    nodes = [node for each in module.modules() for node in getattr(each, "graph", torch.fx.Graph()).nodes]
+    children = {name for name, _ in module.named_children()}
+    if any(node.op == "get_attr" and node.target not in children for node in nodes):
+        return None
+    code = tuple((node.op, node.target, node.name, repr(node.args), repr(node.kwargs)) for node in nodes)
+    return code, tuple((x.shape, x.stride(), x.dtype, x.device) for x in examples)
+
+
+def _backend(module: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Any]:
     """What the front end hands its graphs to."""
-    graph = FieldGraph(module)
+    # A field that counts its evaluations is another one to the front end in every solve; its graph is the same.
+    key = _structure(module, examples)
+    graph = _known.get(key)
+    if graph is None or key is None:
+        graph = FieldGraph(module)
+        if key is not None:
+            _known[key] = graph
 
     def run(*inputs: Tensor) -> tuple[Tensor]:
         # Nobody reads the answer: what is wanted is the graph, and the tensors it takes.
@@ -159,6 +179,15 @@ class FrontEnd:
         # A function of its own to the front end, which counts graphs by code.
         own = FunctionType(code.replace(co_name="evaluate"), globals())
         self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False, **_LIMIT)
+        self._graphs: set[FieldGraph] = set()
+
+    def renewed(self) -> FrontEnd | None:
+        """One with room again, if what filled it up were few graphs seen often: those of fields that count."""
+        if len(self._graphs) > GRAPHS // 2:
+            return None
+        new = FrontEnd()
+        new._graphs = self._graphs
+        return new
 
     def capture(
         self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
@@ -171,6 +200,7 @@ class FrontEnd:
         seen: Any = _latest.seen
         graph, inputs = seen
         _latest.seen = None
+        self._graphs.add(graph)
         graph.lower(inputs, y, trial)
         if graph.reason is not None:
             raise NotCompiled(graph.reason)
@@ -192,7 +222,16 @@ def capture(
     key = layout, y.dtype, y.device
     if key not in _front_ends:
         _front_ends[key] = FrontEnd()
-    return _front_ends[key].capture(func, layout, t.detach(), y.detach(), args, trial)
+    given = func, layout, t.detach(), y.detach(), args, trial
+    try:
+        return _front_ends[key].capture(*given)
+    except Exception as error:
+        full = type(error).__name__.endswith("LimitHit")  # its name has changed over the versions of torch
+        new = _front_ends[key].renewed() if full else None
+        if new is None:
+            raise
+    _front_ends[key] = new
+    return new.capture(*given)
 
 
 def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Program:
