@@ -74,8 +74,17 @@ def test_products_the_other_way_round() -> None:
     assert rewrites.mm(x.T, g) is None
 
 
+def test_products_with_few_columns() -> None:
+    x, w = torch.randn(50, 8, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
+    found = rewrites.mm(x, w)
+    assert found is not None
+    torch.testing.assert_close(found, x @ w)
+    assert rewrites.mm(x, w.T.contiguous().T) is None
+    assert rewrites.mm(x[:3], w) is None
+
+
 def test_a_bias_is_a_sum() -> None:
-    bias, a, b = (torch.randn(shape, dtype=torch.float64) for shape in (3, (5, 4), (4, 3)))
+    bias, a, b = (torch.randn(shape, dtype=torch.float64) for shape in (20, (5, 4), (4, 20)))
     found = rewrites.addmm(bias, a, b)
     assert found is not None
     torch.testing.assert_close(found, torch.addmm(bias, a, b))

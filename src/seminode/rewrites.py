@@ -28,6 +28,8 @@ TANH_END = 9.02
 LOG1P_P = (0.9999999983604385, 0.8625429447085551, 0.12188711090484532)
 LOG1P_Q = (1.0, 1.362541093466907, 0.4698587152742001, 0.03052759363595946)
 
+#: Fewer columns than these are a narrow matrix.
+NARROW = 16
 aten = torch.ops.aten
 
 #: What takes so long that it is better kept than computed again.
@@ -108,13 +110,17 @@ def mm(a: Tensor, b: Tensor) -> Tensor | None:
     # The gradient of a layer with more outputs than inputs: the other way round it is up to three times as fast.
     if a.device.type == "cpu" and a.shape[0] > b.shape[1] and a.stride(0) == 1 and a.stride(1) > 1:
         return torch.mm(b.mT, a.mT).mT
+    # So with few columns, of which libraries make less than of few rows.
+    if a.device.type == "cpu" and b.shape[1] < NARROW < a.shape[0] and b.stride(1) == 1 and b.stride(0) > 1:
+        return torch.mm(b.mT, a.mT).mT
     return None
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
-    # The bias would be copied to every row first; as a sum it is part of the loop that reads the product.
-    if a.device.type == "cpu" and bias.ndim == 1 and beta == 1 and alpha == 1:
-        return torch.mm(a, b) + bias
+    # The bias would be copied to every row first; as a sum it is part of the loop that reads the product. Not held, the
+    # back end would make an addmm of it again.
+    if a.device.type == "cpu" and bias.ndim == 1 and beta == 1 and alpha == 1 and b.shape[1] >= NARROW:
+        return held(torch.mm(a, b)) + bias
     return None
 
 

@@ -30,6 +30,13 @@ class Sums:
     def __init__(self, count: int):
         self.values: list[Tensor | None] = [None] * count
 
+    @classmethod
+    def of(cls, values: list[Tensor | None]) -> Sums:
+        """A sum that was made elsewhere."""
+        new = cls(0)
+        new.values = values
+        return new
+
     def add(self, grads: Sequence[Tensor | None], weight: float = 1.0) -> None:
         if weight == 0.0 or not self.values:
             return

@@ -95,7 +95,7 @@ class Sweep:
                 adj = self._step(j, adj)
         self.states.finish(self)
         if self.capture is not None:
-            self.sums.add(self.by_target(self.compiled))
+            self.sums.absorb(Sums.of(self.by_target(self.compiled)))
         if adj is not None and self.problem.solver.paired:
             adj = adj.sum(0)  # both copies began as y0
         if grad_ys is not None and first:

@@ -163,8 +163,10 @@ class Tuned:
         self._strides = [x.stride() for x in given]
         self._run = compile_graph(function, [x.detach() for x in given])
 
-    def __call__(self, given: Sequence[Tensor]) -> Any:
-        return self._run([with_strides(x, strides) for x, strides in zip(given, self._strides, strict=True)])
+    def __call__(self, given: list[Tensor]) -> Any:
+        if [x.stride() for x in given] != self._strides:
+            given = [with_strides(x, strides) for x, strides in zip(given, self._strides, strict=True)]
+        return self._run(given)
 
 
 def key_of(error: ErrorNorm | None) -> Hashable:
