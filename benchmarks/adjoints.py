@@ -23,6 +23,7 @@ import torchdiffeq
 from torch import Tensor, nn
 
 import seminode as sn
+from seminode import diagnostics
 from seminode.adjoints import Adjoint
 from seminode.solvers import Solver
 
@@ -171,12 +172,12 @@ class Measurement:
     @property
     def backward_cost(self) -> int:
         """In F."""
-        return self.backward.nfe + self.backward.vjp_y + self.backward.vjp_params
+        return diagnostics.backward_cost(self.backward)
 
     @property
     def cost(self) -> int:
         """Of both passes, in F."""
-        return self.forward.nfe + self.backward_cost
+        return diagnostics.cost(self.forward, self.backward)
 
     @property
     def seconds(self) -> float:

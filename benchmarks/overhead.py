@@ -255,9 +255,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         written["evaluations"] = {name: ratios(task_of(name, options.quick), rounds, OVER) for name in options.problems}
         print("\nCompiled solves, forth and back, over their evaluations alone\n")
         print(ratio_table(written["evaluations"]))
-    if not (options.quick or options.only):
+    if not options.quick:
+        kept = RESULTS / "overhead.json"
+        earlier = json.loads(kept.read_text()) if kept.exists() else {}
         RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "overhead.json").write_text(json.dumps(written, indent=1) + "\n")
+        kept.write_text(json.dumps(earlier | written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

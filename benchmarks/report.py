@@ -124,9 +124,11 @@ def overhead_section(found: Result) -> str:
     from .overhead import FIELDS, ratio_table
     from .overhead import report as steps
 
-    texts = [f"{kind.capitalize()} field:\n\n```text\n{steps(found[kind])}\n```" for kind in FIELDS]
-    about = "Compiled solves, forth and back, over their evaluations alone:"
-    return "\n\n".join(["## Overhead", *texts, about, ratio_table(found["evaluations"])])
+    kinds = [kind for kind in FIELDS if kind in found]
+    texts = [f"{kind.capitalize()} field:\n\n```text\n{steps(found[kind])}\n```" for kind in kinds]
+    if "evaluations" in found:
+        texts += ["Compiled solves, forth and back, over their evaluations alone:", ratio_table(found["evaluations"])]
+    return "\n\n".join(["## Overhead", *texts])
 
 
 #: What is measured besides the race, by the name of its results.

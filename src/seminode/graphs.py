@@ -9,6 +9,7 @@ of the graph by the back end (Inductor): a whole step, or the pull-back of a who
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from inspect import signature
@@ -240,6 +241,18 @@ def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[
 
 
 def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
+    # On a CPU it is faster to have all kernels called from C++; on a GPU the host is ahead of them anyway.
+    if all(x.device.type == "cpu" for x in examples):
+        # Channels last makes convolutions no faster there, and everything around them slower.
+        try:
+            made = _inductor(copy.deepcopy(module), examples, {"cpp_wrapper": True, "layout_optimization": False})
+        except Exception:  # not everything can be
+            made = _inductor(module, examples, {"layout_optimization": False})
+        return _bare(made)
+    return _inductor(module, examples, {})
+
+
+def _inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any]) -> Any:
     import torch._functorch.config
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -247,19 +260,19 @@ def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Channels last makes convolutions no faster on a CPU and everything around them slower.
-    on_cpu = all(x.device.type == "cpu" for x in examples)
-    options = {"layout_optimization": config.layout_optimization and not on_cpu}
     # Tensors without values: else those would be part of the name by which a program is found on disk again. And there
     # it is looked for only if nobody waits for a bundle of both passes to be stored.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     given = [mode.from_tensor(x, static_shapes=True) for x in examples]
     alone = torch._functorch.config.patch(bundled_autograd_cache=False)
     with tracing(TracingContext(mode)), config.patch(options), alone:
-        made: Any = compile_fx_inner(module, given)
-    # Around it are only profilers, and what the first call on a GPU still has to tune.
+        return compile_fx_inner(module, given, cpp_wrapper=options.get("cpp_wrapper", False))
+
+
+def _bare(made: Any) -> Program:
+    """Without what is around a program: profilers, and what the first call on a GPU still has to tune."""
     inner = getattr(made, "current_callable", None)
-    if inner is None or not on_cpu:
+    if inner is None:
         return made
 
     def run(inputs: list[Any], owner: Any = made) -> Sequence[Tensor]:

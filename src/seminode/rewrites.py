@@ -109,10 +109,10 @@ def bmm(a: Tensor, b: Tensor) -> Tensor | None:
 def mm(a: Tensor, b: Tensor) -> Tensor | None:
     # The gradient of a layer with more outputs than inputs: the other way round it is up to three times as fast.
     if a.device.type == "cpu" and a.shape[0] > b.shape[1] and a.stride(0) == 1 and a.stride(1) > 1:
-        return torch.mm(b.mT, a.mT).mT
+        return torch.mm(b.mT, a.mT).mT.contiguous()
     # So with few columns, of which libraries make less than of few rows.
     if a.device.type == "cpu" and b.shape[1] < NARROW < a.shape[0] and b.stride(1) == 1 and b.stride(0) > 1:
-        return torch.mm(b.mT, a.mT).mT
+        return torch.mm(b.mT, a.mT).mT.contiguous()
     return None
 
 
