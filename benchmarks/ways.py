@@ -1,0 +1,215 @@
+"""Ways to compile a step and its pull-back: what each of them takes, side by side.
+
+    python -m benchmarks.ways [--repeats 200] [--only AOT]
+
+One dopri5 step of a small network with its error norm, and the pull-back of that step to the state and all parameters,
+in one thread. The ways take turns; minima are reported, and the seconds that it took to make each, with nothing on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import seminode as sn
+from seminode import arguments
+from seminode.graphs import Capture, capture, traced
+from seminode.pace import Pace
+from seminode.programs import pull_program, saving_programs, step_program, tolerances
+from seminode.programs.steps import no_sums, ratio_of
+from seminode.state import Layout
+
+from .detest import table
+from .overhead import BATCH, CHANNELS, Network, seconds
+
+SOLVER = sn.Dopri5()
+DT = 0.1
+
+
+class Setting(NamedTuple):
+    """A step that is to be taken."""
+
+    field: nn.Module
+    y: Tensor
+    k1: Tensor
+    adj: Tensor
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [x.detach() for x in self.field.parameters()]
+
+    @property
+    def error(self) -> Any:
+        return arguments.check_error_norm(None, 1e-3, 1e-6, self.y, Layout.of(self.y, "y"), self.y, sn.Integral())
+
+
+class Way(NamedTuple):
+    step: Callable[[], object]
+    pull: Callable[[], object]
+
+
+def setting() -> Setting:
+    torch.manual_seed(0)
+    field, y = Network(), torch.randn(BATCH, CHANNELS)
+    return Setting(field, y, field(torch.zeros(()), y).detach(), torch.randn(BATCH, CHANNELS))
+
+
+def functions(given: Setting) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Both as functions of tensors alone."""
+    names = [name for name, _ in given.field.named_parameters()]
+    error, field = given.error, given.field
+    allowed = tolerances(error, given.y)
+
+    def step_with(dt: Tensor, y: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Callable[..., Tensor]]:
+        def slope(c: float, z: Tensor) -> Tensor:
+            return torch.func.functional_call(field, dict(zip(names, params, strict=True)), (c * dt, z))
+
+        y1, stages = SOLVER.step(slope, dt, y, slope(0.0, y))
+        return y1, stages, slope
+
+    def step(dt: Tensor, y: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        y1, stages, slope = step_with(dt, y, params)
+        end = slope(1.0, y1)
+        return y1, ratio_of(SOLVER, error, dt, y, y1, [*stages, end], allowed), end
+
+    def pull(dt: Tensor, y: Tensor, adj: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        _, back = torch.func.vjp(lambda y, *params: step_with(dt, y, params)[0], y, *params)  # type: ignore[misc]
+        return back(adj)
+
+    return step, pull
+
+
+def inputs(given: Setting) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    dt, params = torch.tensor(DT), given.parameters
+    return (dt, given.y, *params), (dt, given.y, given.adj, *params)
+
+
+def op_by_op(given: Setting) -> Way:
+    (step, pull), (for_step, for_pull) = functions(given), inputs(given)
+    return Way(lambda: step(*for_step), lambda: pull(*for_pull))
+
+
+def with_torch_compile(given: Setting, **options: Any) -> Way:
+    step, pull = (torch.compile(f, dynamic=False, options=options) for f in functions(given))
+    for_step, for_pull = inputs(given)
+    return Way(lambda: step(*for_step), lambda: pull(*for_pull))
+
+
+def ahead_of_time(given: Setting, rewritten: bool) -> Way:
+    """AOTInductor: a library that is called without Python in between."""
+
+    class Whole(nn.Module):
+        def __init__(self, function: Callable[..., Any]):
+            super().__init__()
+            self.function = function
+
+        def forward(self, *tensors: Tensor) -> Any:
+            return self.function(*tensors)
+
+    def packed(function: Callable[..., Any], examples: tuple[Tensor, ...]) -> Callable[..., Any]:
+        # vjp is worked out first: export does not take it.
+        program = torch.export.export(Whole(traced(function, examples, rewritten)), examples)
+        with tempfile.TemporaryDirectory() as folder:
+            path = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "step.pt2"))
+            return torch._inductor.aoti_load_package(path)
+
+    both = [packed(f, examples) for f, examples in zip(functions(given), inputs(given), strict=True)]
+    for_step, for_pull = inputs(given)
+    return Way(lambda: both[0](*for_step), lambda: both[1](*for_pull))
+
+
+def captured(given: Setting) -> Capture:
+    layout = Layout.of(given.y, "y")
+    return capture(given.field, layout, torch.zeros(()), layout.pack(given.y), (), lambda: lambda: False)
+
+
+def programs(given: Setting) -> Way:
+    """What `Replay` runs."""
+    seen, plan = captured(given), _plan()
+    wanted, rest, error, y = tuple(True for _ in seen.rest), seen.rest, given.error, given.y
+    allowed, sums = tolerances(error, y), no_sums(rest, wanted)
+    step = step_program(seen, SOLVER, error, y, given.k1)
+    pull = pull_program(seen, SOLVER, wanted, y, False)
+    return Way(
+        lambda: step(plan, y, given.k1, allowed, rest),
+        lambda: pull(plan, y, [given.adj], rest, sums),
+    )
+
+
+def saving(given: Setting) -> Way:
+    """What `Direct` runs."""
+    seen, plan = captured(given), _plan()
+    wanted, rest, error, y = tuple(True for _ in seen.rest), seen.rest, given.error, given.y
+    allowed, sums = tolerances(error, y), no_sums(rest, wanted)
+    both = saving_programs(seen, SOLVER, error, wanted, False, y)
+    k1, *own = both.at(0.0, y, rest)
+    found = both.step(plan, y, k1, allowed, rest)
+    count = 2 + SOLVER.stages
+    kept = [*found[count : count + both.kept], *own]
+    zero = torch.zeros_like(y)
+    return Way(
+        lambda: both.step(plan, y, k1, allowed, rest),
+        lambda: both.pull(plan, kept, [zero, given.adj], sums),
+    )
+
+
+def _plan() -> Any:
+    return Pace(sn.Integral(), SOLVER.order, (0.0, 10.0), (), torch.float32).plan(DT)
+
+
+WAYS: dict[str, Callable[[Setting], Way]] = {
+    "op by op": op_by_op,
+    "torch.compile around a step, and around torch.func.vjp of it": with_torch_compile,
+    "the same with Inductor's C++ wrapper": lambda given: with_torch_compile(given, cpp_wrapper=True),
+    "AOTInductor": lambda given: ahead_of_time(given, rewritten=False),
+    "AOTInductor with our formulas": lambda given: ahead_of_time(given, rewritten=True),
+    "programs of Replay": programs,
+    "programs of Direct, which keep activations": saving,
+}
+
+
+@contextmanager
+def empty_caches() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, torch._inductor.utils.fresh_inductor_cache(dir=folder):
+        yield
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ways", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--only", default="", help="ways with this in their names")
+    options = parser.parse_args(argv)
+    import torch._inductor.utils
+
+    torch.set_num_threads(1)
+    given, ready, made = setting(), {}, {}
+    with torch.no_grad():
+        for name, make in WAYS.items():
+            if options.only.lower() not in name.lower():
+                continue
+            start = time.perf_counter()
+            with empty_caches():
+                ready[name] = way = make(given)
+                for run in way:
+                    run()
+            made[name] = time.perf_counter() - start
+            print(f"{name}: {made[name]:.1f} s", flush=True)
+        best = {name: [float("inf"), float("inf")] for name in ready}
+        for _ in range(options.repeats):
+            for name, way in ready.items():
+                for i, run in enumerate(way):
+                    best[name][i] = min(best[name][i], *(seconds(run) for _ in range(5)))
+    rows = [[name, *(f"{1e6 * x:.0f}" for x in best[name]), f"{made[name]:.1f}"] for name in ready]
+    print("\n" + table(("way", "step, µs", "pull-back, µs", "seconds to make"), rows))
+
+
+if __name__ == "__main__":
+    main()
