@@ -3,7 +3,7 @@
     python -m benchmarks.ways [--repeats 200] [--only AOT]
 
 One dopri5 step of a small network with its error norm, and the pull-back of that step to the state and all parameters,
-in one thread. The ways take turns; minima are reported, and the seconds that it took to make each, with nothing on disk.
+in one thread. The ways take turns; minima are reported, and the seconds that it took to make each with empty caches.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def functions(given: Setting) -> tuple[Callable[..., Any], Callable[..., Any]]:
     error, field = given.error, given.field
     allowed = tolerances(error, given.y)
 
-    def step_with(dt: Tensor, y: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Callable[..., Tensor]]:
+    def step_with(
+        dt: Tensor, y: Tensor, params: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor], Callable[..., Tensor]]:
         def slope(c: float, z: Tensor) -> Tensor:
             return torch.func.functional_call(field, dict(zip(names, params, strict=True)), (c * dt, z))
 

@@ -65,6 +65,7 @@ def check_state(y0: Any) -> Layout:
 
 def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     """ts as a tensor and on the host."""
+    given = ts
     if not isinstance(ts, Tensor):
         ts = _times_tensor(ts, "ts: expected a 1-D tensor or a sequence of times")
         if like.device.type != "cpu" and not ts.requires_grad:
@@ -89,7 +90,8 @@ def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
             raise ValueError(f"ts: expected monotone times; they are {way} overall, but ts[{i + 1}] = {b} after {a}")
     if len(times) > 1 and times[0] == times[-1] and ts.requires_grad:
         raise ValueError("ts: all times are the same, so no step is taken and ts has no gradient; pass ts.detach()")
-    return ts.clone(), times  # our own: what the caller does to theirs afterwards is their business
+    # Our own: what the caller does to theirs afterwards is their business.
+    return (ts.clone() if ts is given else ts), times
 
 
 def _times_tensor(times: Any, expected: str) -> Tensor:

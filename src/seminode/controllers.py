@@ -284,12 +284,13 @@ def first_step(
 
     `probe(h)` makes an Euler step of at most h and returns its length and f at its end.
     """
-    d0, d1 = error.size(y0, y0), error.size(f0, y0)
+    allowed = error.allowed(y0.abs())
+    d0, d1 = error.measured(y0 / allowed), error.measured(f0 / allowed)
     h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
     if not 0.0 < h0 < math.inf:
         h0 = 1e-6  # a norm has overflowed
     h0, f1 = probe(h0)
-    d2 = error.size(f1 - f0, y0) / h0
+    d2 = error.measured((f1 - f0) / allowed) / h0
     if not math.isfinite(max(d1, d2)):
         return h0  # the error test will say more
     if d1 <= 1e-15 and d2 <= 1e-15:

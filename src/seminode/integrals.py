@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .field import Field
 from .parameters import reachable, uncompiled
-from .purity import buffers, device_generators
+from .purity import device_generators, slots_of
 from .state import HALF, Layout, flatten, leaves_of, mapped, real_dtype, unflatten
 from .taint import Exits, Watch
 
@@ -189,7 +189,7 @@ class Reader:
         generators = [torch.default_generator, *device_generators(device)]
         restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
         # A buffer that was not changed is not written to either: somebody may watch its version.
-        present = [(buffer, buffer.snapshot()) for buffer in buffers(self._modules)]
+        present = [(buffer, buffer.snapshot()) for buffer in slots_of(self._modules)[1]]
         try:
             with uncompiled():
                 yield

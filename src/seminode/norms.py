@@ -163,11 +163,11 @@ class ErrorNorm:
 
     def size(self, x: Tensor, y: Tensor) -> float:
         """‖x / (atol + rtol·|y|)‖."""
-        return self._norm(x / self.allowed(y.abs()))
+        return self.measured(x / self.allowed(y.abs()))
 
     def ratio(self, error: Tensor, y0: Tensor, y1: Tensor) -> float:
         """‖error / (atol + rtol·max(|y0|, |y1|))‖: a step is accepted when this is at most one."""
-        return self._norm(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
+        return self.measured(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
 
     def worst_leaf(self, error: Tensor, y0: Tensor, y1: Tensor) -> str | None:
         """Name of the leaf with the largest relative error, where the state has more than one."""
@@ -177,7 +177,8 @@ class ErrorNorm:
         sizes = [float(rms(leaf)) if leaf.numel() else 0.0 for leaf in self.layout.segments(ratio)]
         return self.layout.names[sizes.index(builtins.max(sizes))]
 
-    def _norm(self, ratio: Tensor) -> float:
+    def measured(self, ratio: Tensor) -> float:
+        """The norm of what is already relative to the tolerance, on the host."""
         if self._root is not None:
             return torch.linalg.vector_norm(ratio).item() / self._root
         size = self.norm(self.layout.unpack(ratio))

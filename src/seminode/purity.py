@@ -65,25 +65,24 @@ class Buffer:
         return restore
 
 
-def buffers(modules: Sequence[nn.Module]) -> list[Buffer]:
-    """The buffers of the modules, each once."""
-    found: dict[tuple[int, str], Buffer] = {}
-    for root in modules:
-        for module in root.modules():
-            for key, value in module._buffers.items():
-                if value is not None and not value.is_inference():
-                    found.setdefault((id(module), key), Buffer(root, module, key, value))
-    return list(found.values())
-
-
 Slot = tuple[dict[str, Any], str, Tensor]
 
 
-def slots(modules: Sequence[nn.Module]) -> list[Slot]:
-    """Where the parameters and buffers of the modules are, and which tensors are there now."""
-    parts = {id(part): part for root in modules for part in root.modules()}
-    held = (slot for part in parts.values() for slot in (part._parameters, part._buffers))
-    return [(slot, key, value) for slot in held for key, value in slot.items() if value is not None]
+def slots_of(modules: Sequence[nn.Module]) -> tuple[list[Slot], list[Buffer]]:
+    """Where the parameters and buffers of the modules are and which tensors are there now; the buffers also apart."""
+    slots: list[Slot] = []
+    buffers: list[Buffer] = []
+    seen: set[nn.Module] = set()
+    for root in modules:
+        for part in root.modules():
+            if part in seen:
+                continue
+            seen.add(part)
+            for slot in (part._parameters, part._buffers):
+                slots += [(slot, key, value) for key, value in slot.items() if value is not None]
+            held = part._buffers.items()
+            buffers += [Buffer(root, part, key, x) for key, x in held if x is not None and not x.is_inference()]
+    return slots, buffers
 
 
 class Purity:
@@ -93,8 +92,7 @@ class Purity:
         self._generators = [torch.default_generator, *device_generators(device)]
         self._start: list[Tensor] = []
         self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
-        self._buffers = buffers(modules)
-        self._slots = slots(modules)
+        self._slots, self._buffers = slots_of(modules)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
         self._constants: list[tuple[Tensor, int]] = []

@@ -22,7 +22,7 @@ from ..state import is_finite, real_dtype
 from .augmented import AdjointEngine, AdjointSystem, Reduction
 from .binding import Asked, Gradients
 from .compiled import AdjointPrograms, FusedAdjoint
-from .vjp import check_cotangents, nonzero_rows
+from .vjp import check_cotangents, row_sizes
 
 if TYPE_CHECKING:
     from .continuous import ContinuousAdjoint
@@ -64,13 +64,13 @@ class BackwardSolve:
 
     def run(self) -> Gradients:
         grad_ys = self.cotangents
-        rows = nonzero_rows(grad_ys)
+        rows = row_sizes(grad_ys)
         if grad_ys is None or not any(rows):
             return self._nothing(grad_ys)
         if self.problem.throw:
-            check_cotangents(grad_ys, self.call.output_times, "output", self.tally.stats())
+            check_cotangents(rows, self.call.output_times, "output", self.tally.stats)
         # The adjoint is linear: at order one the scale of a loss decides no step.
-        self.scale = 1.0 if self.adjoint.fresh else float(grad_ys.abs().max())
+        self.scale = 1.0 if self.adjoint.fresh else max(rows)
         self.grads = grad_ys / self.scale
         self._prepare()
         try:
@@ -145,7 +145,7 @@ class BackwardSolve:
         if self.problem.params is None:
             check_captures(values, known, [x for x in self.call.params if not x.is_leaf])
 
-    def _stops(self, rows: Sequence[bool]) -> Iterator[Stop]:
+    def _stops(self, rows: Sequence[float]) -> Iterator[Stop]:
         """Output times with a cotangent, the last first. The value at the start is y0 itself: no stop."""
         begin = 0 if self.problem.save == "last" else 1
         times = self.call.output_times

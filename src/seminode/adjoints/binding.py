@@ -152,18 +152,22 @@ class Call:
         self.output_times: tuple[float, ...] = ()
         self.backward_stats: list[Any] = []
         self.backward_record: list[Any] | None = None  # where a record is wanted
+        self._wanted: dict[tuple[bool, ...], tuple[list[int], tuple[bool, ...]]] = {}
         # Parameters that were only found within reach: autograd must not insist that they stay as they are.
         self._unseen = {i: (x, x._version) for i, x in enumerate(params, 2 + n_args) if id(x) not in used}
 
     def wanted(self, needs: Sequence[bool]) -> tuple[list[int], tuple[bool, ...]]:
         """Where the solve is compiled: the ids of the args and parameters in need, and which inputs of the graph they
         are."""
-        capture = self.forward.capture
-        assert capture is not None
-        given = [*self.forward.problem.field.arg_tensors, *self.params]
-        keys = [id(x) for x, need in zip(given, needs, strict=True) if need]
-        known = set(keys)
-        return keys, tuple(id(x) in known for x in capture.rest)
+        asked = tuple(needs)
+        if asked not in self._wanted:
+            capture = self.forward.capture
+            assert capture is not None
+            given = [*self.forward.problem.field.arg_tensors, *self.params]
+            keys = [id(x) for x, need in zip(given, needs, strict=True) if need]
+            known = set(keys)
+            self._wanted[asked] = keys, tuple(id(x) in known for x in capture.rest)
+        return self._wanted[asked]
 
     def finish(self, result: Forward) -> None:
         """The forward pass is done."""

@@ -104,6 +104,7 @@ class SavedSweep(Sweep):
         self._kept, self._sizes = list(kept), sizes
         self._latest: tuple[int, Cotangents] | None = None
         self._programs: Any = None
+        self._zero = torch.zeros_like(self.y0)
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
         return self.call.wanted(self.needs[2:])[0], self.call.wanted(_differentiable(self.call))[1]
@@ -153,10 +154,10 @@ class SavedSweep(Sweep):
 
     def _cotangents(self, end: Tensor | None, of_start: Tensor | None, slopes: Tensor | None) -> list[Tensor]:
         """Of k1, y1 and, if the program takes them, k2, k3, …"""
-        zero, stages = torch.zeros_like(self.y0), self.problem.solver.stages
+        stages = self.problem.solver.stages
         own: Sequence[Tensor | None] = [None] * stages if slopes is None else slopes[:stages].unbind()
         found = [_sum(own[0], of_start), end, *(own[1:] if _outputs_inside(self.problem) else ())]
-        return [zero if x is None else x for x in found]
+        return [self._zero if x is None else x for x in found]
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..engine import Eager, TimeShifts
 from ..errors import NonFiniteState
+from ..field import Field
 from ..fused import warn_of
 from ..graphs import NotCompiled
 from ..loop import integrate
@@ -25,7 +27,7 @@ from ..state import is_finite
 from .base import ForwardPass, outputs_of
 from .binding import Asked, Gradients, leaf_of
 from .sums import Sums
-from .vjp import StepShifts, TimeGradient, check_cotangents, nonzero_rows, pull_back, spread
+from .vjp import StepShifts, TimeGradient, check_cotangents, pull_back, row_sizes, spread
 
 
 class States(ABC):
@@ -80,14 +82,11 @@ class Sweep:
         grad_ys, grad_coefficients = self.grads
         if grad_ys is None and grad_coefficients is None:
             return [None] * len(self.needs)
-        flags = self.needs[2:]
-        self.field, args, params = self.call.independent(self.args, flags[: len(self.args)])
-        self.targets = [x for x, need in zip([*args, *params], flags, strict=True) if need]
         self._prepare_compiled()
-        self.sums = Sums(len(self.targets))
+        self.sums = Sums(sum(self.needs[2:]))
         self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
         self.outputs, first = outputs_of(self.problem)
-        self.rows = nonzero_rows(grad_ys), nonzero_rows(grad_coefficients)
+        self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
         self._check_cotangents()
         adj: Tensor | None = None
         for j in range(len(self.plans) - 1, -1, -1):
@@ -98,7 +97,7 @@ class Sweep:
             self.sums.absorb(Sums.of(self.by_target(self.compiled)))
         if adj is not None and self.problem.solver.paired:
             adj = adj.sum(0)  # both copies began as y0
-        if grad_ys is not None and first:
+        if grad_ys is not None and first and (adj is None or any(self.rows[0][: len(first)])):
             direct = grad_ys[: len(first)].sum(0)
             adj = direct if adj is None else adj + direct
         if grad_coefficients is not None and not self.plans:
@@ -109,6 +108,17 @@ class Sweep:
         time = None if self.time is None else self.time.total
         return self.call.gradients(self.needs, self.ts, self.args, adj, time, self.sums.values)
 
+    @cached_property
+    def _bound(self) -> tuple[Field, list[Tensor]]:
+        """The field, and of what there is a gradient to compute; compiled steps ask for neither."""
+        flags = self.needs[2:]
+        field, args, params = self.call.independent(self.args, flags[: len(self.args)])
+        return field, [x for x, need in zip([*args, *params], flags, strict=True) if need]
+
+    @property
+    def targets(self) -> list[Tensor]:
+        return self._bound[1]
+
     def _audit(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """Once a backward pass: does the step lead to a tensor that was not found at the start of the solve?"""
         if self.problem.params is None:
@@ -116,7 +126,7 @@ class Sweep:
 
     def engine(self, shifts: StepShifts | None = None) -> Eager:
         return Eager(
-            self.field, self.problem.solver, self.y0, self.call.forward.purity, self.tally, shifts, self.evaluations
+            self._bound[0], self.problem.solver, self.y0, self.call.forward.purity, self.tally, shifts, self.evaluations
         )
 
     def advance(self, i: int, j: int, start: Tensor, observers: Sequence[Observer] = ()) -> Tensor:
@@ -237,9 +247,8 @@ class Sweep:
         if not self.problem.throw:
             return
         steps = [plan.t0 for plan in self.plans] or [self.problem.times[0]]
-        for grad, times, what in zip(self.grads, (self.call.output_times, steps), ("output", "step"), strict=True):
-            if grad is not None:
-                check_cotangents(grad, times, what, self.tally.stats())
+        for sizes, times, what in zip(self.rows, (self.call.output_times, steps), ("output", "step"), strict=True):
+            check_cotangents(sizes, times, what, self.tally.stats)
 
     def _fail(self, what: str, plan: Plan, leaf: str | None) -> NoReturn:
         raise NonFiniteState(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,21 +14,22 @@ from ..interpolation import weights_at
 from ..observers import Outputs
 from ..problem import Plan, Stats
 from ..solvers import Solver
-from ..state import is_finite, real_dtype
+from ..state import real_dtype
 
 
-def nonzero_rows(grad: Tensor | None) -> list[bool]:
+def row_sizes(grad: Tensor | None) -> list[float]:
+    """The largest magnitude in every row: zero where there is nothing to pull back."""
     if grad is None or len(grad) == 0:
         return []
-    return (grad.flatten(1) != 0).any(1).tolist() if grad[0].numel() else [False] * len(grad)
+    return grad.flatten(1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
 
 
-def check_cotangents(grad: Tensor, times: Sequence[float], what: str, stats: Stats) -> None:
+def check_cotangents(sizes: Sequence[float], times: Sequence[float], what: str, stats: Callable[[], Stats]) -> None:
     """Refuse what the loss handed us if it is not finite, before any work is done."""
-    if not is_finite(grad):
-        i = torch.isfinite(grad).flatten(1).all(1).tolist().index(False)
+    if not all(map(math.isfinite, sizes)):
+        i = next(i for i, size in enumerate(sizes) if not math.isfinite(size))
         message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
-        raise NonFiniteState(message, t=times[i], stats=stats, backward=True)
+        raise NonFiniteState(message, t=times[i], stats=stats(), backward=True)
 
 
 class StepShifts:

@@ -1,0 +1,148 @@
+"""Where the time of a compiled pass goes: products and convolutions, the rest of the programs, and all around them.
+
+    python -m benchmarks.anatomy [--problems small cde] [--setting "Direct, tsit5, compiled"] [--repeats 30] [--quick]
+
+Programs are timed where they are called. The products in them are timed alone, one by one, on tensors of the same
+shapes and layouts that are in the cache: nothing that is made of these products can be faster than they are together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from seminode import graphs
+
+from .contenders import named
+from .detest import table
+from .overhead import seconds
+from .suite import numbers
+from .torch_runners import TorchRunner
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+PRODUCTS |= {aten.convolution.default, aten.convolution_backward.default}
+
+
+class Looking(fx.Interpreter):
+    """Runs a graph and notes its products with what they are given."""
+
+    def __init__(self, module: fx.GraphModule):
+        super().__init__(module)
+        self.products: list[Callable[[], object]] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_function" and n.target in PRODUCTS:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            self.products.append(lambda target=n.target, args=args, kwargs=kwargs: target(*args, **kwargs))
+        return super().run_node(n)
+
+
+@dataclass
+class Program:
+    """A program, the products in it, and what was seen of its calls."""
+
+    products: list[Callable[[], object]]
+    run: Callable[..., Any]
+    calls: int = 0
+    seconds: float = 0.0
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        start = time.perf_counter()
+        found = self.run(inputs)
+        self.seconds += time.perf_counter() - start
+        self.calls += 1
+        return found
+
+    def alone(self, repeats: int = 20) -> float:
+        """Seconds of the products of one call."""
+        with torch.no_grad():
+            return sum(min(seconds(product) for _ in range(repeats)) for product in self.products)
+
+
+@dataclass
+class Watch:
+    """Stands where the back end is called, and keeps account of every program."""
+
+    programs: list[Program] = field(default_factory=list)
+
+    def __enter__(self) -> Watch:
+        self._usual = graphs.back_end
+        graphs.back_end = self._make
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        graphs.back_end = self._usual
+
+    def _make(self, module: fx.GraphModule, examples: list[Any]) -> Program:
+        looking = Looking(module)
+        with torch.no_grad():
+            looking.run(*[torch.rand_like(x) for x in examples])
+        self.programs.append(Program(looking.products, self._usual(module, examples)))
+        return self.programs[-1]
+
+    def clear(self) -> None:
+        for program in self.programs:
+            program.calls, program.seconds = 0, 0.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one pass: all of it, of that the programs, and of that the products, which were timed alone."""
+
+    whole: float
+    programs: float
+    products: float
+    calls: int
+
+
+def anatomy(problem: str, setting: str, repeats: int, quick: bool = False) -> Parts:
+    """Of the fastest of many passes."""
+    contender = named(problem, f"seminode: {setting}")
+    with Watch() as watch:
+        runner = TorchRunner(numbers(problem, quick)[0], contender)
+        for _ in range(3):
+            runner.run()
+        best = Parts(float("inf"), 0.0, 0.0, 0)
+        for _ in range(repeats):
+            watch.clear()
+            whole = runner.run()["seconds"]
+            if whole < best.whole:
+                parts = sum(each.seconds for each in watch.programs)
+                best = Parts(whole, parts, 0.0, sum(each.calls for each in watch.programs))
+                calls = [each.calls for each in watch.programs]
+        products = sum(n * each.alone() for n, each in zip(calls, watch.programs, strict=True) if n)
+    return Parts(best.whole, best.programs, products, best.calls)
+
+
+def row(problem: str, setting: str, parts: Parts) -> list[str]:
+    milliseconds = [parts.whole, parts.products, parts.programs - parts.products, parts.whole - parts.programs]
+    return [problem, setting, *(f"{1e3 * x:.3g}" for x in milliseconds), f"{parts.calls}"]
+
+
+HEADER = ("problem", "setting", "whole, ms", "products", "rest of programs", "around them", "calls of programs")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.anatomy", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--problems", nargs="+", default=["small", "pendulum", "flow"])
+    parser.add_argument("--setting", default="Direct, tsit5, compiled", help="of seminode, as in the race")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--quick", action="store_true", help="tiny problems")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = []
+    for problem in options.problems:
+        rows.append(row(problem, options.setting, anatomy(problem, options.setting, options.repeats, options.quick)))
+        print("  ".join(rows[-1]), flush=True)
+    print("\n" + table(HEADER, rows))
+
+
+if __name__ == "__main__":
+    main()
