@@ -187,6 +187,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of every contender, bound to as many cores")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a contender may take for one answer")
     parser.add_argument("--memory", type=float, default=8.0, help="gigabytes that a contender may use")
+    parser.add_argument("--cold", action="store_true", help="empty caches for all problems, not only the small one")
     parser.add_argument("--warm-cache", action="store_true", help="let PyTorch use what it has compiled before")
     parser.add_argument("--resume", action="store_true", help="leave out problems that have results already")
     parser.add_argument("--out", type=Path, help=f"folder of the results; by default {RESULTS}")
@@ -220,7 +221,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         who = [each for each in contenders(name) if any(part in each.name for part in options.contenders)]
         print(f"\n# {name}{', tiny' if options.quick else f': {ENTRIES[name].title}'}\n", flush=True)
         with tempfile.TemporaryDirectory() as cache:
-            start = starter(name, options, logs, None if options.warm_cache else Path(cache))
+            cold = (options.cold or ENTRIES[name].cold) and not options.warm_cache
+            start = starter(name, options, logs, Path(cache) if cold else None)
             found = race(name, who, start, quick=options.quick, rounds=options.rounds, threads=options.threads)
         results.write_text(json.dumps(found, indent=1) + "\n")
         print(f"\n{race_table(found)}\n\n{verdict_table(found)}", flush=True)

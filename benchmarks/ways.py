@@ -52,8 +52,8 @@ class Setting(NamedTuple):
 
 
 class Way(NamedTuple):
-    step: Callable[[], object]
-    pull: Callable[[], object]
+    step: Callable[[], Any]
+    pull: Callable[[], Any]
 
 
 def setting() -> Setting:

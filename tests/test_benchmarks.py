@@ -6,16 +6,18 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
 import torch
 
 import seminode as sn
-from benchmarks import adjoints, overhead, report, scaling, work_precision
+from benchmarks import adjoints, anatomy, overhead, report, scaling, ways, work_precision
 from benchmarks import race as racing
 from benchmarks.adjoints import Ours, Torchdiffeq, backsolve, compare, measure, reference_gradient
 from benchmarks.contenders import Contender, contenders, named
@@ -26,6 +28,7 @@ from benchmarks.suite import ENTRIES, numbers, task_of
 from benchmarks.tasks import arrays, digest, load
 from benchmarks.torch_runners import TorchRunner
 from benchmarks.verdict import verdict_table, verdicts
+from seminode import graphs
 
 TINY_CDE = partial(cde_problem, batch=2, knots=4, channels=3, hidden=4, width=4)
 TINY = {
@@ -259,7 +262,7 @@ def test_real_workers_race(tmp_path: Path) -> None:
 def test_settings_have_names_of_their_own(name: str) -> None:
     names = [contender.name for contender in contenders(name)]
     assert len(set(names)) == len(names)
-    assert {"seminode: Replay", "torchdiffeq: adjoint"} <= set(names)
+    assert {"seminode: Direct", "torchdiffeq: adjoint"} <= set(names)
     assert any(each.startswith("diffrax: ") for each in names)
     assert any(each.startswith("torchcde: ") for each in names) == name.startswith("cde")
 
@@ -390,6 +393,34 @@ def test_time_is_linear_if_a_step_more_costs_the_same() -> None:
     sizes[-1]["seconds"] *= 1.5
     assert scaling.linear(scaling.growth(sizes)).endswith("(not linear)")
     assert scaling.growth([*sizes[:2], {"failed": "no"}]) is None
+
+
+@pytest.fixture
+def no_back_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs run as they were traced."""
+    monkeypatch.setattr(graphs, "back_end", lambda module, examples: lambda inputs: list(module(*inputs)))
+    monkeypatch.setattr(graphs, "_front_ends", {})
+    monkeypatch.setattr(graphs, "_known", WeakValueDictionary())
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("no_back_end")
+def test_a_pass_is_taken_apart() -> None:
+    parts = anatomy.anatomy("small", "Direct, compiled", repeats=1, quick=True)
+    assert parts.calls >= 3  # the first slope, the probe, and a step each way
+    assert 0.0 < parts.products < parts.whole
+    assert 0.0 < parts.programs < parts.whole
+
+
+@pytest.mark.usefixtures("no_back_end")
+def test_ways_to_compile_a_step_agree() -> None:
+    given = ways.setting()
+    expected = ways.op_by_op(given)
+    with torch.no_grad():
+        for way in (ways.programs(given), ways.saving(given)):
+            torch.testing.assert_close(way.step()[0], expected.step()[0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(way.pull()[0], expected.pull()[0], rtol=1e-4, atol=1e-5)
 
 
 def test_scaling_measures_every_adjoint(capsys: pytest.CaptureFixture[str]) -> None:
