@@ -59,6 +59,11 @@ class Fused(Eager):
                 return None
         return self._ready[program]
 
+    def _count_nodes(self, plan: Plan, nodes: Sequence[float]) -> None:
+        self.tally.nfe += len(nodes)
+        if self._log is not None:
+            self._log.extend(map(plan.stage_time, nodes))
+
     def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
         program = self._made(evaluation_program, y)
         return super()._evaluate(t, y, shift) if program is None else program(t, y, self._rest)[0]
@@ -73,8 +78,7 @@ class Fused(Eager):
         program = self._made(step_program, self.solver, self.norm, y0, k1)
         if program is None:
             return super().step(plan, y0, k1)
-        nodes = program.nodes
-        self._count([plan.stage_time(c) for c in nodes.evaluated], prepare=False)
+        self._count_nodes(plan, program.nodes.evaluated)
         y1, ratio, *slopes = program(plan, y0, k1, self._allowed, self._rest)
         return FusedStep(self, plan, y0, y1, k1, slopes, ratio)
 
@@ -116,8 +120,7 @@ class Saving(Fused):
         if programs is None:
             return super().step(plan, y0, k1)
         own = next(kept for k, kept in self._known if k is k1)
-        nodes = programs.nodes
-        self._count([plan.stage_time(c) for c in nodes.evaluated], prepare=False)
+        self._count_nodes(plan, programs.nodes.evaluated)
         found = programs.step(plan, y0, k1, self._allowed, self._rest)
         count = 2 + self.solver.error_needs_end_slope + self.solver.stages - 1
         (y1, ratio, *slopes), kept = found[:count], list(found[count:])
