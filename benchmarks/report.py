@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-PAGE, PICTURE = Path("docs/benchmarks.md"), Path("docs/images/benchmarks.png")
+PAGE, PICTURE, README = Path("docs/benchmarks.md"), Path("docs/images/benchmarks.png"), Path("README.md")
+MARKS = "<!-- bench -->", "<!-- /bench -->"
 COLOURS = {
     "seminode": "#c2185b",
     "torchdiffeq": "#5c6bc0",
@@ -149,11 +151,37 @@ def race_text(results: Sequence[Result]) -> str:
     return "\n\n".join([*parts, *map(section, results)])
 
 
-def placed(page: str, new: str) -> str:
+#: What the table in the README compares with, and how it calls it.
+SHORT = {
+    "torchdiffeq's adjoint": "torchdiffeq's `odeint_adjoint`",
+    "torchdiffeq's best": "torchdiffeq's fastest",
+    "diffrax's best": "diffrax's fastest",
+}
+
+
+def short_text(results: Sequence[Result]) -> str:
+    """For the README."""
+    rows = []
+    for result in results:
+        found = {each.against: each for each in verdicts(result)}
+        ours = found["torchdiffeq's best"].ours
+        cells = [f"`{result['problem']}`", "–" if ours is None else seconds(ours["minimum"])]
+        ratios = [found[against].ratio for against in SHORT]
+        rows.append([*cells, *("–" if ratio is None else f"{ratio:.2f}×" for ratio in ratios)])
+    about = (
+        "A forward and a backward pass in one thread, and how many times as fast that is as the peers' where the "
+        "gradient is at least as good; below 1 they are faster. What was asked for and where it was missed is in "
+        "[Benchmarks](docs/benchmarks.md), which `make bench` measures anew."
+    )
+    return f"{textwrap.fill(about, 120)}\n\n{table(('problem', 'seminode', *SHORT.values()), rows)}"
+
+
+def placed(page: str, new: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The page with what is between its marks replaced."""
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
+    begin, end = marks
+    before, rest = page.split(begin)
+    after = rest.split(end)[1]
+    return f"{before}{begin}\n\n{new}\n\n{end}{after}"
 
 
 def panel(axes: Axes, result: Result) -> None:
@@ -219,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--picture", type=Path, default=PICTURE)
+    parser.add_argument("--readme", type=Path, default=README)
     options = parser.parse_args(argv)
     results = load(options.results)
     paths = {name: options.results / f"{name}.json" for name in OTHERS}
@@ -226,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.page.write_text(placed(options.page.read_text(), text(results, others)))
     if results:
         draw(results, options.picture)
+        options.readme.write_text(placed(options.readme.read_text(), short_text(results), MARKS))
 
 
 if __name__ == "__main__":

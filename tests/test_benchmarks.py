@@ -350,7 +350,9 @@ def test_the_page_and_its_picture_come_from_the_results(tmp_path: Path) -> None:
     for name in ("cde", "small", "flow"):
         (folder / f"{name}.json").write_text(json.dumps(result(name)))
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
-    arguments = ["--results", str(folder), "--page", str(page), "--picture", str(picture)]
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- bench -->\nold\n<!-- /bench -->\nz\n")
+    arguments = ["--results", str(folder), "--page", str(page), "--picture", str(picture), "--readme", str(readme)]
     report.main(arguments)
     once = page.read_text()
     report.main(arguments)
@@ -363,6 +365,9 @@ def test_the_page_and_its_picture_come_from_the_results(tmp_path: Path) -> None:
     assert "20.00 (10: met)" in once
     assert "50 ms" in once
     assert 10_000 < picture.stat().st_size < 500_000
+    assert "20.00×" in readme.read_text()
+    assert readme.read_text().startswith("a\n<!-- bench -->\n")
+    assert readme.read_text().endswith("<!-- /bench -->\nz\n")
 
 
 def test_overhead_and_scaling_have_their_sections() -> None:
