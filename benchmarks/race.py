@@ -1,4 +1,4 @@
-"""The race: every contender in a process of its own, one round after the other, each round in the same order.
+"""The race: every contender in a process of its own, in heats, one round after the other, each in the same order.
 
     python -m benchmarks.race --problems small cde [--contenders diffrax] [--rounds 3] [--quick]
 
@@ -31,8 +31,10 @@ from .suite import CACHE, ENTRIES, numbers
 from .verdict import verdict_table
 
 RESULTS = Path("benchmarks/results")
-#: Who is slower is not run more often than this allows, in seconds of one pass: (at least so slow, rounds).
-SLOW = ((60.0, 1), (10.0, 2), (0.0, 3))
+#: At least so many rounds, by the seconds of one pass: (at least so slow, rounds).
+SLOW = ((20.0, 1), (5.0, 2), (0.0, 3))
+#: From here on, in seconds, the pass after the first one counts as a round: nothing is warmed up by repeating it.
+LONG = 1.0
 
 Start = Callable[[Contender, Path], Worker]
 
@@ -91,11 +93,20 @@ def warm_up(
             lane.worker = start(lane.contender, data)
             ready = lane.worker.answer()
             lane.planned = planned_rounds(ready["warm"], most, budget)
+            if ready["warm"] >= LONG:
+                lane.rounds.append(ready["round"])
+                lane.planned -= 1
             lane.known |= {"first": ready["first"]}
             say(f"{lane.contender.name}: first {ready['first']:.2f} s, then {ready['warm']:.4f} s")
         except WorkerFailed as failure:
             lane.fail(failure)
             say(f"{lane.contender.name}: {failure}")
+
+
+def heats(lanes: Sequence[Lane], together: int) -> list[list[Lane]]:
+    """At most so many at a time, since each holds on to its memory; libraries are spread evenly over the heats."""
+    count = -(-len(lanes) // together)
+    return [list(lanes[i::count]) for i in range(count)]
 
 
 def run_rounds(lanes: Sequence[Lane]) -> None:
@@ -159,9 +170,10 @@ def race(
         np.savez(data / "arrays.npz", **found)  # type: ignore[arg-type]
         (data / "tolerances.json").write_text(json.dumps({"rtol": task.rtol, "atol": task.atol}))
         try:
-            warm_up(lanes, start, data, rounds or entry.rounds, entry.budget, say)
-            run_rounds(lanes)
-            finish(lanes, data, good.error)
+            for heat in heats(lanes, entry.together):
+                warm_up(heat, start, data, rounds or entry.rounds, entry.budget, say)
+                run_rounds(heat)
+                finish(heat, data, good.error)
         finally:
             for lane in lanes:
                 if lane.worker is not None:

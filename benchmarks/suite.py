@@ -26,6 +26,7 @@ class Entry:
         build, tiny: make its task, in a dtype.
         rounds: at most, and what they may take of one contender in seconds.
         fitted: iterations of fitting before the race, for the pendulum.
+        together: so many contenders at a time, since each holds on to the memory that it took.
         cold: contenders start with empty caches, so that their first pass compiles everything.
         kinks: the field has kinks, so that the reference takes many equal steps instead of few good ones; their size.
     """
@@ -36,6 +37,7 @@ class Entry:
     rounds: int
     budget: float
     fitted: int = 0
+    together: int = 100
     cold: bool = False
     kinks: float | None = None
 
@@ -51,28 +53,39 @@ ENTRIES: dict[str, Entry] = {
         budget=30.0,
         cold=True,
     ),
-    "cde": Entry("Neural CDE of the paper, batch 256", cde_task, TINY_CDE, rounds=10, budget=60.0, kinks=1 / 16),
+    "cde": Entry(
+        "Neural CDE of the paper, batch 256",
+        cde_task,
+        TINY_CDE,
+        rounds=5,
+        budget=20.0,
+        together=5,
+        kinks=1 / 16,
+    ),
     "cde-1024": Entry(
         "Neural CDE of the paper, batch 1,024",
         partial(cde_task, batch=1024),
         partial(TINY_CDE, batch=8),
-        rounds=5,
-        budget=90.0,
+        rounds=2,
+        budget=30.0,
+        together=2,
         kinks=1 / 16,
     ),
     "pendulum": Entry(
         "Symplectic ODE-Net of the paper, batch 256, as initialised",
         pendulum_task,
         TINY_PENDULUM,
-        rounds=20,
-        budget=60.0,
+        rounds=8,
+        budget=10.0,
+        together=8,
     ),
     "pendulum-fitted": Entry(
         "Symplectic ODE-Net of the paper, batch 256, after fitting",
         pendulum_task,
         TINY_PENDULUM,
-        rounds=20,
-        budget=60.0,
+        rounds=8,
+        budget=10.0,
+        together=8,
         fitted=800,
     ),
     "flow": Entry(
@@ -80,7 +93,8 @@ ENTRIES: dict[str, Entry] = {
         flow_task,
         partial(flow_task, batch=2, hidden=4, side=8),
         rounds=5,
-        budget=90.0,
+        budget=30.0,
+        together=4,
     ),
 }
 

@@ -207,10 +207,19 @@ def test_the_last_words_of_a_worker_are_kept(tmp_path: Path) -> None:
 def test_rounds_fit_the_budget_and_are_spread_evenly() -> None:
     assert racing.planned_rounds(0.01, most=40, budget=10.0) == 40
     assert racing.planned_rounds(1.0, most=40, budget=10.0) == 10
-    assert racing.planned_rounds(5.0, most=40, budget=10.0) == 3
-    assert racing.planned_rounds(20.0, most=40, budget=10.0) == 2
+    assert racing.planned_rounds(4.0, most=40, budget=10.0) == 3
+    assert racing.planned_rounds(10.0, most=40, budget=10.0) == 2
+    assert racing.planned_rounds(20.0, most=40, budget=10.0) == 1
     assert racing.planned_rounds(100.0, most=40, budget=10.0) == 1
-    assert racing.planned_rounds(20.0, most=1, budget=10.0) == 1
+    assert racing.planned_rounds(0.01, most=1, budget=10.0) == 1
+
+
+def test_heats_hold_all_and_no_more_than_fit() -> None:
+    lanes = [racing.Lane(each) for each in contenders("cde")]
+    found = racing.heats(lanes, 5)
+    assert max(map(len, found)) <= 5
+    assert {id(lane) for heat in found for lane in heat} == {id(lane) for lane in lanes}
+    assert all(len({lane.contender.library for lane in heat}) > 1 for heat in found)
     for planned in (1, 3, 10):
         taken = [round_ for round_ in range(10) if racing.takes_part(round_, planned, 10)]
         assert len(taken) == planned
