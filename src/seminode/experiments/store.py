@@ -1,0 +1,247 @@
+"""One folder a run: what was asked for, what was measured, and where to go on from.
+
+    config.json               what was asked for, and with what: settings, seed, versions, commit
+    metrics.json              every evaluation so far, in order
+    times-0010.npz            the times of evaluations and steps of the evaluation after epoch 10
+    checkpoint.safetensors    everything that the run needs to go on: tensors, and the rest as JSON in its header
+    result.json               the last numbers; there when the run is complete
+
+Every file is written beside its place and then moved there, so that a reader finds the old one or the new one, never
+half of one, whatever happens to the writer. The checkpoint is the truth about how far a run has come: evaluations that
+are later than it are forgotten when the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+CONFIG, METRICS, RESULT, CHECKPOINT, LOCK = (
+    "config.json",
+    "metrics.json",
+    "result.json",
+    "checkpoint.safetensors",
+    "lock",
+)
+
+
+class StoreError(Exception):
+    """A run folder cannot be read, written or had."""
+
+
+@contextlib.contextmanager
+def placing(path: Path) -> Iterator[Path]:
+    """A place to write to, which becomes `path` if nothing goes wrong and vanishes otherwise."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror or error}; what was there is left") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1, allow_nan=True) + "\n"
+    with placing(path) as temporary:
+        temporary.write_text(text)
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise StoreError(f"{path}: expected a file, found none") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise StoreError(f"{path}: expected JSON, found something else ({error})") from error
+    if not isinstance(found, kind):
+        raise StoreError(f"{path}: expected a {kind.__name__}, found a {type(found).__name__}")
+    return found
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run has come to: `epoch` is the last one that is done."""
+
+    epoch: int
+    tensors: Mapping[str, Tensor]
+    rest: Mapping[str, Any]  # what JSON can say: numbers, strings, lists, dicts
+
+    def save(self, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        about = {"epoch": str(self.epoch), "rest": json.dumps(dict(self.rest))}
+        tensors = {name: x.detach().cpu().contiguous() for name, x in self.tensors.items()}
+        with placing(path) as temporary:
+            try:
+                save_file(tensors, temporary, metadata=about)
+            except OSError:
+                raise
+            except Exception as error:  # safetensors has its own for a full disk
+                raise OSError(f"{error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Without running anything that is in it: the format holds numbers only."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return cls(int(about["epoch"]), tensors, json.loads(about["rest"]))
+        except FileNotFoundError:
+            raise StoreError(f"{path}: expected a checkpoint, found none") from None
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"{path}: the checkpoint is damaged ({type(error).__name__}: {error}). "
+                "Delete it, and the run starts anew."
+            ) from error
+
+
+class Run:
+    """A run folder, opened to be written: nobody else can while this is open."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]):
+        self.path = path
+        self.config = json.loads(json.dumps(dict(config)))  # as it will be read again
+        self._lock: Any = None
+
+    def __enter__(self) -> Run:
+        from filelock import FileLock, Timeout
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.path / LOCK)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise StoreError(f"{self.path}: another process is at this run") from None
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        try:
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def _open(self) -> None:
+        there = self.path / CONFIG
+        if not there.exists():
+            write_json(there, self.config)
+            return
+        found = read_json(there)
+        asked, kept = self.config["settings"], found.get("settings", {})
+        if asked != kept:
+            names = sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name))
+            raise StoreError(f"{self.path}: holds another run: {', '.join(names)} differ. Take another folder.")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    # How far it has come.
+
+    @property
+    def done(self) -> bool:
+        return (self.path / RESULT).exists()
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last one, or none if the run has not come to one."""
+        path = self.path / CHECKPOINT
+        return Checkpoint.load(path) if path.exists() else None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        checkpoint.save(self.path / CHECKPOINT)
+
+    def rewind(self, epoch: int) -> list[dict[str, Any]]:
+        """Forget what is later than an epoch; what is left of the evaluations."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        kept = [each for each in read_json(path, list) if each["epoch"] <= epoch]
+        write_json(path, kept)
+        for name in self.path.glob("times-*.npz"):
+            if int(name.stem.split("-")[1]) > epoch:
+                name.unlink()
+        return kept
+
+    # What it finds.
+
+    def evaluated(
+        self, evaluations: Sequence[Mapping[str, Any]], times: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """All evaluations so far; of the last one also the times."""
+        if times is not None:
+            with (
+                placing(self.path / f"times-{evaluations[-1]['epoch']:04d}.npz") as temporary,
+                temporary.open("wb") as file,
+            ):
+                np.savez_compressed(file, **times)  # type: ignore[arg-type]
+        write_json(self.path / METRICS, list(evaluations))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        write_json(self.path / RESULT, dict(result))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run folder, to be read."""
+
+    path: Path
+    config: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any] | None  # none if the run is not complete
+
+    @classmethod
+    def load(cls, path: Path) -> Finished:
+        metrics, result = path / METRICS, path / RESULT
+        return cls(
+            path,
+            read_json(path / CONFIG),
+            read_json(metrics, list) if metrics.exists() else [],
+            read_json(result) if result.exists() else None,
+        )
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.config["settings"]
+
+    def times(self, epoch: int) -> dict[str, np.ndarray]:
+        """The times of the evaluation after an epoch; none where they were not kept."""
+        path = self.path / f"times-{epoch:04d}.npz"
+        if not path.exists():
+            return {}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return dict(file)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path}: damaged ({error})") from error
+
+
+def runs(folder: Path, skip: Callable[[StoreError], None]) -> list[Finished]:
+    """All runs in a folder, by name; those that cannot be read are told to `skip` and left out."""
+    found = []
+    for config in sorted(folder.glob(f"*/{CONFIG}")):
+        try:
+            found.append(Finished.load(config.parent))
+        except StoreError as error:
+            skip(error)
+    return found
