@@ -1,0 +1,298 @@
+"""The training loop of the experiments: the paper's schedule, evaluations that are counted, and runs that go on.
+
+Every epoch starts from a seed of its own, and everything else that the next one depends on is in the checkpoint. So a
+run that is taken up again makes the very same numbers as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import seminode as sn
+
+from .counting import strided
+from .store import Checkpoint, Run
+
+SPLITS = ("train", "validation", "test")
+
+
+class TrainingFailed(Exception):
+    """Training cannot go on, and why."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, how fast, and how often to look."""
+
+    epochs: int
+    lr: float
+    weight_decay: float = 0.01
+    every: int = 10  # epochs from one evaluation to the next
+    factor: float = 0.1  # of the learning rate, where the training loss has not improved …
+    patience: int = 2  # … in so many evaluations
+    give_up: int = 100  # epochs after the best one
+    warm_up: int = 0  # iterations in which the learning rate rises
+    optimiser: str = "AdamW"
+
+    def evaluates(self, epoch: int) -> bool:
+        return epoch % self.every == 0 or epoch == self.epochs - 1
+
+
+@dataclass
+class Pass:
+    """What was seen on one pass over some data, batch by batch."""
+
+    losses: list[float] = field(default_factory=list)
+    right: int = 0
+    samples: int = 0
+    sizes: list[int] = field(default_factory=list)
+    stats: list[sn.Stats] = field(default_factory=list)
+    records: list[sn.Record] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def loss(self) -> float:
+        """The mean over samples."""
+        return sum(x * n for x, n in zip(self.losses, self.sizes, strict=True)) / max(1, self.samples)
+
+    def numbers(self) -> dict[str, Any]:
+        back = [each.backward for each in self.stats if each.backward is not None]
+        found: dict[str, Any] = {"loss": self.loss, "samples": self.samples, "seconds": self.seconds}
+        for way, stats in (("forward", self.stats), ("backward", back)):
+            for name in ("nfe", "accepted", "rejected"):
+                found[f"{way}_{name}"] = sum(getattr(each, name) for each in stats)
+        found["backward_vjp_params"] = sum(each.vjp_params for each in back)
+        counted = [strided(record.backward.evaluations) for record in self.records if record.backward is not None]
+        found["published_accepted"] = sum(len(each.accepted) for each in counted)
+        found["published_rejected"] = sum(len(each.rejected) for each in counted)
+        return found
+
+    def times(self) -> dict[str, np.ndarray]:
+        """Where the field was evaluated on the way back and where steps ended, all batches together."""
+        back = [record.backward for record in self.records if record.backward is not None]
+        counted = [strided(record.evaluations) for record in back]
+        lists = {
+            "evaluations": [t for record in back for t in record.evaluations],
+            "accepted": [plan.t1 for record in back for plan in record.accepted],
+            "rejected": [plan.t1 for record in back for plan in record.rejected],
+            "published_accepted": [t for each in counted for t in each.accepted],
+            "published_rejected": [t for each in counted for t in each.rejected],
+        }
+        return {name: np.asarray(values, dtype=np.float32) for name, values in lists.items()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A batch's loss, how many of its samples are right (where that means something), and the solves behind it."""
+
+    loss: Tensor
+    samples: int
+    solutions: Sequence[sn.Solution]
+    right: int = 0
+
+
+class Task(ABC):
+    """What is trained: a model, batches, and the loss of one."""
+
+    model: nn.Module
+    accuracy: bool = False  # whether samples can be right
+
+    @abstractmethod
+    def batches(self, split: str, shuffle: bool) -> Iterable[Any]:
+        """Of a split; shuffled by PyTorch's generator."""
+
+    @abstractmethod
+    def outcome(self, batch: Any, record: bool) -> Outcome: ...
+
+
+@dataclass
+class Progress:
+    """What the loop tells of itself while it runs; every call may be ignored."""
+
+    batch: Callable[[int, int, float, sn.Stats | None], None] = lambda epoch, batch, loss, stats: None
+    evaluated: Callable[[Mapping[str, Any]], None] = lambda evaluation: None
+
+
+def seed_of(seed: int, epoch: int) -> int:
+    """Of an epoch; other epochs and seeds have others."""
+    return (seed * 1_000_003 + epoch) % 2**63
+
+
+class Training:
+    """A run in progress."""
+
+    def __init__(self, run: Run, task: Task, schedule: Schedule, seed: int, progress: Progress | None = None):
+        self.run, self.task, self.schedule, self.seed = run, task, schedule, seed
+        self.progress = progress or Progress()
+        kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[schedule.optimiser]
+        self.optimiser = kind(task.model.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            self.optimiser, factor=schedule.factor, patience=schedule.patience, threshold=1e-4
+        )
+        self.next_epoch = 0
+        self.iterations = 0
+        self.seconds = 0.0
+        self.best_loss, self.best_epoch = math.inf, -1
+        self.best: dict[str, Tensor] = self._weights()
+        self.totals = {"forward_nfe": 0, "backward_nfe": 0, "backward_rejected": 0, "backward_accepted": 0}
+        self.evaluations: list[dict[str, Any]] = []
+        self.stopped = False
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: x.detach().clone() for name, x in self.task.model.state_dict().items()}
+
+    # Going on.
+
+    def checkpoint(self) -> Checkpoint:
+        optimiser = self.optimiser.state_dict()
+        tensors = {f"model:{name}": x for name, x in self._weights().items()}
+        tensors |= {f"best:{name}": x for name, x in self.best.items()}
+        for i, state in optimiser["state"].items():
+            tensors |= {f"optimiser:{i}:{name}": torch.as_tensor(x) for name, x in state.items()}
+        rest = {
+            "groups": optimiser["param_groups"],
+            "plateau": self.plateau.state_dict(),
+            "iterations": self.iterations,
+            "seconds": self.seconds,
+            "best": [self.best_loss, self.best_epoch],
+            "totals": self.totals,
+            "stopped": self.stopped,
+        }
+        return Checkpoint(self.next_epoch - 1, tensors, rest)
+
+    def resume(self) -> bool:
+        """From the run's checkpoint, if there is one."""
+        found = self.run.checkpoint()
+        if found is None:
+            self.run.rewind(-1)
+            return False
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}}
+        for name, x in found.tensors.items():
+            kind, _, key = name.partition(":")
+            parts[kind][key] = x
+        self.task.model.load_state_dict(parts["model"])
+        self.best = parts["best"]
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, x in parts["optimiser"].items():
+            i, _, key = name.partition(":")
+            state.setdefault(int(i), {})[key] = x
+        self.optimiser.load_state_dict({"state": state, "param_groups": found.rest["groups"]})
+        self.plateau.load_state_dict(dict(found.rest["plateau"]))
+        self.iterations, self.seconds = found.rest["iterations"], found.rest["seconds"]
+        self.best_loss, self.best_epoch = found.rest["best"]
+        self.totals, self.stopped = dict(found.rest["totals"]), found.rest["stopped"]
+        self.next_epoch = found.epoch + 1
+        self.evaluations = self.run.rewind(found.epoch)
+        return True
+
+    # Training.
+
+    def train(self) -> dict[str, Any]:
+        """To the end; the result, which is also written."""
+        while self.next_epoch < self.schedule.epochs and not self.stopped:
+            self.epoch()
+        return self.finish()
+
+    def epoch(self) -> None:
+        """One epoch, and what follows it."""
+        epoch, begin = self.next_epoch, time.perf_counter()
+        torch.manual_seed(seed_of(self.seed, epoch))
+        self.task.model.train()
+        for i, batch in enumerate(self.task.batches("train", shuffle=True)):
+            self._update(epoch, i, batch)
+        if self.schedule.evaluates(epoch):
+            self._evaluate(epoch)
+        self.seconds += time.perf_counter() - begin
+        self.next_epoch += 1
+        self.run.save(self.checkpoint())
+
+    def _update(self, epoch: int, i: int, batch: Any) -> None:
+        schedule = self.schedule
+        if self.iterations < schedule.warm_up:
+            for group in self.optimiser.param_groups:
+                group["lr"] = schedule.lr * (self.iterations + 1) / schedule.warm_up
+        outcome = self.task.outcome(batch, record=False)
+        loss = outcome.loss.item()
+        where = f"epoch {epoch}, batch {i}"
+        if not math.isfinite(loss):
+            raise TrainingFailed(f"the loss is {loss} at {where}: training has diverged. Try a smaller learning rate.")
+        self.optimiser.zero_grad()
+        outcome.loss.backward()
+        size = gradient_size(self.task.model)
+        if not math.isfinite(size):
+            raise TrainingFailed(f"the gradient is not finite at {where}, though the loss, {loss:.3g}, is")
+        self.optimiser.step()
+        self.iterations += 1
+        for solution in outcome.solutions:
+            back = solution.stats.backward
+            self.totals["forward_nfe"] += solution.stats.nfe
+            if back is not None:
+                self.totals["backward_nfe"] += back.nfe
+                self.totals["backward_accepted"] += back.accepted
+                self.totals["backward_rejected"] += back.rejected
+        self.progress.batch(epoch, i, loss, outcome.solutions[-1].stats if outcome.solutions else None)
+
+    # Evaluation.
+
+    def look(self, split: str, record: bool) -> Pass:
+        """A pass over a split with a backward pass, whose gradients are thrown away: its evaluations are counted."""
+        found, begin = Pass(), time.perf_counter()
+        self.task.model.eval()
+        for batch in self.task.batches(split, shuffle=True):
+            outcome = self.task.outcome(batch, record)
+            outcome.loss.backward()
+            self.optimiser.zero_grad()
+            found.losses.append(outcome.loss.item())
+            found.sizes.append(outcome.samples)
+            found.samples += outcome.samples
+            found.right += outcome.right
+            found.stats += [solution.stats for solution in outcome.solutions]
+            found.records += [solution.record for solution in outcome.solutions if solution.record is not None]
+        found.seconds = time.perf_counter() - begin
+        self.task.model.train()
+        return found
+
+    def numbers(self, found: Pass) -> dict[str, Any]:
+        accuracy = {"accuracy": found.right / max(1, found.samples)} if self.task.accuracy else {}
+        return found.numbers() | accuracy
+
+    def _evaluate(self, epoch: int) -> None:
+        train, validation = (self.look(split, record=True) for split in ("train", "validation"))
+        evaluation = {
+            "epoch": epoch,
+            "lr": self.optimiser.param_groups[0]["lr"],
+            "train": self.numbers(train),
+            "validation": self.numbers(validation),
+            "totals": dict(self.totals),
+        }
+        self.evaluations.append(evaluation)
+        self.run.evaluated(self.evaluations, train.times())
+        self.plateau.step(train.loss)
+        if train.loss * 1.0001 < self.best_loss:
+            self.best_loss, self.best_epoch, self.best = train.loss, epoch, self._weights()
+        self.stopped = epoch > self.best_epoch + self.schedule.give_up
+        self.progress.evaluated(evaluation)
+
+    def finish(self) -> dict[str, Any]:
+        """The best weights once more, on all three splits."""
+        self.task.model.load_state_dict(self.best)
+        torch.manual_seed(seed_of(self.seed, self.schedule.epochs))
+        result = {split: self.numbers(self.look(split, record=True)) for split in SPLITS}
+        result |= {"best_epoch": self.best_epoch, "epochs": self.next_epoch, "totals": self.totals}
+        result |= {"training_seconds": self.seconds}
+        self.run.finish(result)
+        return result
+
+
+def gradient_size(model: nn.Module) -> float:
+    grads = [x.grad for x in model.parameters() if x.grad is not None]
+    return float(torch.stack(torch._foreach_norm(grads)).norm()) if grads else 0.0
