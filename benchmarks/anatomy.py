@@ -109,7 +109,7 @@ def anatomy(problem: str, setting: str, repeats: int, quick: bool = False) -> Pa
         runner = TorchRunner(numbers(problem, quick)[0], contender)
         for _ in range(3):
             runner.run()
-        best = Parts(float("inf"), 0.0, 0.0, 0)
+        best, calls = Parts(float("inf"), 0.0, 0.0, 0), [0] * len(watch.programs)
         for _ in range(repeats):
             watch.clear()
             whole = runner.run()["seconds"]

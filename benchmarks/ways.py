@@ -180,7 +180,9 @@ WAYS: dict[str, Callable[[Setting], Way]] = {
 
 @contextmanager
 def empty_caches() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder, torch._inductor.utils.fresh_inductor_cache(dir=folder):
+    from torch._inductor.utils import fresh_inductor_cache
+
+    with tempfile.TemporaryDirectory() as folder, fresh_inductor_cache(dir=folder):
         yield
 
 
@@ -189,8 +191,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--only", default="", help="ways with this in their names")
     options = parser.parse_args(argv)
-    import torch._inductor.utils
-
     torch.set_num_threads(1)
     given, ready, made = setting(), {}, {}
     with torch.no_grad():

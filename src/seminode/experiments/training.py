@@ -295,4 +295,4 @@ class Training:
 
 def gradient_size(model: nn.Module) -> float:
     grads = [x.grad for x in model.parameters() if x.grad is not None]
-    return float(torch.stack(torch._foreach_norm(grads)).norm()) if grads else 0.0
+    return float(nn.utils.get_total_norm(grads)) if grads else 0.0
