@@ -20,7 +20,7 @@ from benchmarks.problems import (
     pendulum_batch,
     pendulum_problem,
 )
-from seminode.norms import AdjointState
+from seminode.experiments.modes import oversized_seminorm
 
 
 class Field(nn.Module):
@@ -150,13 +150,6 @@ def test_accumulating_is_the_same_with_many_outputs(seed: int, restart: str) -> 
     assert ours.vjp_params < theirs.vjp_params
 
 
-def oversized(y: AdjointState) -> Tensor:
-    """The published seminorm of the pendulum: slices of the flat state, made for eight times its size."""
-    flat = torch.cat([x.reshape(-1) for x in (torch.zeros(1), y.z, y.a_z, *y.a_params)])
-    size = 8 * y.z.numel()
-    return torch.maximum(sn.norms.rms(flat[1 : 1 + size]), sn.norms.rms(flat[1 + size : 1 + 2 * size]))
-
-
 @pytest.mark.parametrize("fitted", [False, True], ids=["untrained", "fitted"])
 def test_the_pendulum(fitted: bool) -> None:
     """98 evaluations for either norm; 56 for the published slice, which is no seminorm but a mistake."""
@@ -171,7 +164,7 @@ def test_the_pendulum(fitted: bool) -> None:
         assert sol.stats.backward is not None
         return sol.stats, sol.stats.backward
 
-    for norm, nfe in (("mixed", 98), ("seminorm", 98), (oversized, 56)):
+    for norm, nfe in (("mixed", 98), ("seminorm", 98), (oversized_seminorm, 56)):
         _, stats = backward(sn.Backsolve(norm=norm, restart="fresh"))
         assert (stats.nfe, stats.rejected) == (nfe, 0)
     assert backward(sn.Backsolve())[1].nfe <= 56

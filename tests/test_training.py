@@ -42,7 +42,8 @@ class Spiral(Task):
             lambda t, y: self.model(y), batch, [0.0, 1.0], rtol=1e-3, adjoint=sn.Backsolve(norm="mixed"), record=record
         )
         error = (sol.ys[-1] - torch.tensor([1.0, 0.0])).square().sum(1)
-        return Outcome(error.mean(), len(batch), [sol], right=int((error < 1.0).sum()))
+        records = [] if sol.record is None else [sol.record]
+        return Outcome(error.mean(), len(batch), [sol.stats], records, right=int((error < 1.0).sum()))
 
 
 SCHEDULE = Schedule(epochs=5, lr=0.05, every=2)

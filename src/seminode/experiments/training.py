@@ -92,11 +92,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A batch's loss, how many of its samples are right (where that means something), and the solves behind it."""
+    """A batch's loss, what its solves cost, and how many of its samples are right, where that means something."""
 
     loss: Tensor
     samples: int
-    solutions: Sequence[sn.Solution]
+    stats: Sequence[sn.Stats]
+    records: Sequence[sn.Record] = ()
     right: int = 0
 
 
@@ -118,7 +119,7 @@ class Task(ABC):
 class Progress:
     """What the loop tells of itself while it runs; every call may be ignored."""
 
-    batch: Callable[[int, int, float, sn.Stats | None], None] = lambda epoch, batch, loss, stats: None
+    batch: Callable[[int, int, float, Sequence[sn.Stats]], None] = lambda epoch, batch, loss, stats: None
     evaluated: Callable[[Mapping[str, Any]], None] = lambda evaluation: None
 
 
@@ -232,14 +233,14 @@ class Training:
             raise TrainingFailed(f"the gradient is not finite at {where}, though the loss, {loss:.3g}, is")
         self.optimiser.step()
         self.iterations += 1
-        for solution in outcome.solutions:
-            back = solution.stats.backward
-            self.totals["forward_nfe"] += solution.stats.nfe
+        for stats in outcome.stats:
+            back = stats.backward
+            self.totals["forward_nfe"] += stats.nfe
             if back is not None:
                 self.totals["backward_nfe"] += back.nfe
                 self.totals["backward_accepted"] += back.accepted
                 self.totals["backward_rejected"] += back.rejected
-        self.progress.batch(epoch, i, loss, outcome.solutions[-1].stats if outcome.solutions else None)
+        self.progress.batch(epoch, i, loss, outcome.stats)
 
     # Evaluation.
 
@@ -255,8 +256,8 @@ class Training:
             found.sizes.append(outcome.samples)
             found.samples += outcome.samples
             found.right += outcome.right
-            found.stats += [solution.stats for solution in outcome.solutions]
-            found.records += [solution.record for solution in outcome.solutions if solution.record is not None]
+            found.stats += outcome.stats
+            found.records += outcome.records
         found.seconds = time.perf_counter() - begin
         self.task.model.train()
         return found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..arguments import check_count, check_number
 from ..norms import Without
-from ..problem import Solution, Stats
+from ..problem import Record, Solution, Stats
 from ..solve import solve
 from .running import Running, along, integrals_of, noise_for, start
 
@@ -35,6 +35,7 @@ class SolvingModule(nn.Module):
     Attributes:
         options: options of `solve`.
         stats: what the solves of the latest forward pass cost, one [`Stats`][seminode.Stats] each.
+        records: with the option `record`, all that happened in them, one [`Record`][seminode.Record] each.
     """
 
     def __init__(self, **options: Any):
@@ -46,14 +47,21 @@ class SolvingModule(nn.Module):
             )
         self.options = options
         self._stats: tuple[Stats, ...] = ()
+        self._records: tuple[Record, ...] = ()
+
+    def _solvers(self) -> list[SolvingModule]:
+        """Those that solve: the model itself, or its parts."""
+        if self._stats:
+            return [self]
+        return [m for part in self.children() for m in part.modules() if isinstance(m, SolvingModule)]
 
     @property
     def stats(self) -> tuple[Stats, ...]:
-        if self._stats:
-            return self._stats
-        return tuple(
-            s for part in self.children() for m in part.modules() if isinstance(m, SolvingModule) for s in m._stats
-        )
+        return tuple(stats for one in self._solvers() for stats in one._stats)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(record for one in self._solvers() for record in one._records)
 
     @property
     def nfe(self) -> int:
@@ -80,6 +88,7 @@ class SolvingModule(nn.Module):
             options.update(_without_integrals(options, integrals))
         solution = solve(field, y0, ts, **options)
         self._stats = (solution.stats,)
+        self._records = () if solution.record is None else (solution.record,)
         return solution
 
     def solve_along(
@@ -102,7 +111,7 @@ class SolvingModule(nn.Module):
         return zs, {one.name: sign * values[-1] for one, values in zip(running, integrals, strict=True)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stats": ()}  # what was counted belongs to a run, not to the model
+        return {**self.__dict__, "_stats": (), "_records": ()}  # what was counted belongs to a run, not to the model
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
