@@ -1,0 +1,120 @@
+"""The three experiments as tasks to train: a neural CDE, a flow of images, and a Symplectic ODE-Net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..models import MultiscaleCNF, NeuralCDE, SymplecticODENet
+from ..models.base import SolvingModule
+from .data import SeriesSet
+from .training import Outcome, Task
+
+
+class ModelTask(Task):
+    """A task whose model counts its own solves."""
+
+    model: SolvingModule
+
+    def __init__(self, model: SolvingModule, batch: int, device: torch.device | str = "cpu"):
+        self.model = model.to(device)
+        self.batch = batch
+        self.device = torch.device(device)
+
+    def samples(self, split: str) -> int:
+        raise NotImplementedError
+
+    def batches(self, split: str, shuffle: bool) -> Iterator[tuple[str, Tensor]]:
+        """The split and the indices of the samples of every batch; the last one may be smaller."""
+        count = self.samples(split)
+        order = torch.randperm(count) if shuffle else torch.arange(count)
+        return ((split, rows) for rows in order.split(self.batch))
+
+    def outcome(self, batch: Any, record: bool) -> Outcome:
+        self.model.options["record"] = record
+        loss, right = self.loss(*batch)
+        return Outcome(loss, len(batch[1]), self.model.stats, self.model.records, right)
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        raise NotImplementedError
+
+
+class SeriesTask(ModelTask):
+    """Tell series apart by the last value of a neural CDE: mean cross-entropy."""
+
+    accuracy = True
+    model: NeuralCDE
+
+    def __init__(self, model: NeuralCDE, data: Mapping[str, SeriesSet], batch: int, device: torch.device | str = "cpu"):
+        super().__init__(model, batch, device)
+        self.data = data
+
+    def samples(self, split: str) -> int:
+        return len(self.data[split])
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        data = self.data[split]
+        x, labels, lengths = data.x[rows].to(self.device), data.labels[rows].to(self.device), data.lengths[rows]
+        # Series of one length need no mask, and the published ones are all of one.
+        same = bool((lengths == x.shape[1]).all())
+        logits = self.model(x, lengths=None if same else lengths.to(self.device))
+        return functional.cross_entropy(logits, labels), int((logits.argmax(1) == labels).sum())
+
+
+class FlowTask(ModelTask):
+    """Bits per dimension of images, whose noise is drawn anew in every pass."""
+
+    model: MultiscaleCNF
+
+    def __init__(
+        self,
+        model: MultiscaleCNF,
+        data: Mapping[str, Tensor],
+        batch: int,
+        flips: bool = False,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(model, batch, device)
+        self.data = data
+        self.flips = flips  # whether training images are turned left to right by chance
+
+    def samples(self, split: str) -> int:
+        return len(self.data[split])
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        pixels = self.data[split][rows]
+        if self.flips and split == "train" and self.model.training:
+            turned = torch.rand(len(pixels)) < 0.5
+            pixels = torch.where(turned[:, None, None, None], pixels.flip(-1), pixels)
+        return self.model.bits_per_dim(pixels.to(self.device)).mean(), 0
+
+
+class PendulumTask(ModelTask):
+    """Predict windows of eight points from their first: mean squared error over all channels and times."""
+
+    model: SymplecticODENet
+
+    def __init__(
+        self,
+        model: SymplecticODENet,
+        data: Mapping[str, Tensor],
+        dt: float,
+        batch: int,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(model, batch, device)
+        self.data = data
+        points = data["train"].shape[1]
+        self.ts = dt * torch.arange(points, dtype=torch.float64)
+
+    def samples(self, split: str) -> int:
+        return len(self.data[split])
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        windows = self.data[split][rows].to(self.device)
+        found = self.model(windows[:, 0], self.ts)
+        return functional.mse_loss(found, windows.transpose(0, 1)), 0
