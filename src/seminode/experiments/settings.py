@@ -1,0 +1,126 @@
+"""What a run is asked for: frozen settings, one for every row of the paper's tables and every seed, in presets.
+
+`paper` is what was published. What a preset reduces is in its settings and nowhere else, so that a report can say it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .modes import MODES
+from .training import Schedule
+
+EXPERIMENTS = ("ncde", "cnf", "hnn")
+#: The tolerances of the neural CDE's three rows.
+TOLERANCES = ((1e-3, 1e-6), (1e-4, 1e-7), (1e-5, 1e-8))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what a run computes, but for the seed's own choice.
+
+    Attributes:
+        data: name of the data set.
+        sizes: of the three splits where they are reduced; `None` for all that there is.
+        model: arguments of the model's constructor that differ from the published ones.
+    """
+
+    experiment: str
+    preset: str
+    data: str
+    mode: str
+    rtol: float
+    atol: float
+    batch: int
+    schedule: Schedule
+    seed: int = 0
+    sizes: tuple[int, int, int] | None = None
+    model: tuple[tuple[str, Any], ...] = ()
+    compile: bool = False
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.experiment not in EXPERIMENTS:
+            raise ValueError(f"experiment: {_expected(self.experiment, EXPERIMENTS)}")
+        if self.mode not in MODES:
+            raise ValueError(f"mode: {_expected(self.mode, MODES)}")
+
+    @property
+    def row(self) -> str:
+        """The name of a table's row: all seeds and modes of it are compared with each other."""
+        hidden = dict(self.model).get("hidden")
+        size = "" if self.experiment != "cnf" or hidden is None else f"-{hidden}"
+        tolerance = f"-{self.rtol:g}" if self.experiment == "ncde" else ""
+        return f"{self.experiment}-{self.data}{size}{tolerance}"
+
+    @property
+    def name(self) -> str:
+        """Of the run, and of its folder."""
+        return f"{self.row}-{self.mode}-{self.seed}"
+
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Settings:
+        given = dict(found)
+        given["schedule"] = Schedule(**given["schedule"])
+        given["sizes"] = None if given["sizes"] is None else tuple(given["sizes"])
+        given["model"] = tuple((name, _frozen(value)) for name, value in given["model"])
+        return cls(**given)
+
+    def changed(self, **changes: Any) -> Settings:
+        return dataclasses.replace(self, **changes)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _expected(found: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(found, known, n=1)
+    return f"expected one of {', '.join(known)}, found {found!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def modes_of(experiment: str) -> tuple[str, ...]:
+    return MODES if experiment == "hnn" else tuple(mode for mode in MODES if mode != "published")
+
+
+def _paper() -> Iterator[Settings]:
+    cde = Schedule(epochs=200, lr=1.6e-3)
+    for rtol, atol in TOLERANCES:
+        yield Settings("ncde", "paper", "speech_commands", "mixed", rtol, atol, 1024, cde)
+    flow = Schedule(epochs=100, lr=1e-3, weight_decay=0.0, every=1, warm_up=1000, optimiser="Adam")
+    for data, hidden in (("cifar10", 64), ("mnist", 32), ("mnist", 64), ("mnist", 128)):
+        yield Settings("cnf", "paper", data, "mixed", 1e-5, 1e-5, 256, flow, model=(("hidden", hidden),))
+    yield Settings("hnn", "paper", "pendulum", "mixed", 1e-4, 1e-4, 256, Schedule(epochs=50, lr=1e-3))
+
+
+#: Rows of each preset, in the first mode and with the first seed; how many seeds each experiment has.
+PRESETS: dict[str, tuple[tuple[Settings, ...], dict[str, int]]] = {
+    "paper": (tuple(_paper()), {"ncde": 5, "cnf": 3, "hnn": 5}),
+}
+
+
+def rows(preset: str) -> tuple[Settings, ...]:
+    """The rows of a preset, in the paper's order."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset: {_expected(preset, tuple(PRESETS))}")
+    return PRESETS[preset][0]
+
+
+def all_runs(preset: str) -> list[Settings]:
+    """Every row of a preset, in every mode and with every seed."""
+    found = rows(preset)
+    seeds = PRESETS[preset][1]
+    return [
+        row.changed(mode=mode, seed=seed)
+        for row in found
+        for mode in modes_of(row.experiment)
+        for seed in range(seeds[row.experiment])
+    ]
