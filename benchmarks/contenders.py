@@ -31,6 +31,11 @@ TSIT5 = ("Direct, tsit5", {"adjoint": "Direct", "solve": {"solver": "tsit5"}})
 TIGHTER = ("Direct, tsit5, tighter", {"adjoint": "Direct", "tighter": 0.3, "solve": {"solver": "tsit5"}})
 #: Further settings of seminode on a problem, by the name of the problem: (setting, options).
 EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+    # Where a field has kinks, more steps of a lower order are better than few of a high one.
+    "cde": (
+        ("Direct, bosh3", {"adjoint": "Direct", "solve": {"solver": "bosh3"}}),
+        ("Direct, bosh3, fixed", {"adjoint": "Direct", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
+    ),
     "flow": (("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),),
 }
 
@@ -65,6 +70,8 @@ def torchdiffeq(problem: str) -> list[Contender]:
         found += [
             Contender(library, "adjoint, seminorm, no jumps", {"adjoint": True, "norm": "seminorm", "jumps": False}),
             Contender(library, "direct, no jumps", {"adjoint": False, "jumps": False}),
+            Contender(library, "direct, bosh3", {"adjoint": False, "method": "bosh3"}),
+            Contender(library, "direct, rk4, fixed", {"adjoint": False, "method": "rk4", "fixed": 1 / 2}),
         ]
     return found
 
@@ -100,17 +107,21 @@ def diffrax(problem: str) -> list[Contender]:
         Contender("diffrax", f"{name}, Dopri5", {**options, "solver": "Dopri5"}, True)
         for name, options in adjoints.items()
     ]
-    tsit5 = ("RecursiveCheckpoint", "RecursiveCheckpoint, all kept", "Backsolve, seminorm")
-    found += [Contender("diffrax", f"{name}, Tsit5", {**adjoints[name], "solver": "Tsit5"}, True) for name in tsit5]
-    return found
+    others = ("RecursiveCheckpoint", "RecursiveCheckpoint, all kept", "Backsolve, seminorm")
+    solvers = ("Tsit5", "Bosh3") if problem.startswith("cde") else ("Tsit5",)
+    return found + [
+        Contender("diffrax", f"{name}, {solver}", {**adjoints[name], "solver": solver}, True)
+        for solver in solvers
+        for name in others
+    ]
 
 
 #: Where one pass takes minutes: the usual settings of each library, and those that win where passes are shorter.
 SHORT_LIST = {
-    "seminode": ("Direct", "Direct, tsit5", "Direct, compiled", "Direct, tsit5, compiled", "Backsolve, compiled"),
+    "seminode": ("Direct", "Direct, compiled", "Replay, compiled", "Direct, bosh3, compiled", "Backsolve, compiled"),
     "torchdiffeq": ("adjoint", "adjoint, seminorm", "direct"),
     "torchcde": ("adjoint", "direct"),
-    "diffrax": ("RecursiveCheckpoint, Tsit5", "Backsolve, seminorm, Tsit5", "Backsolve, seminorm, Dopri5"),
+    "diffrax": ("RecursiveCheckpoint, Dopri5", "Backsolve, seminorm, Dopri5", "Backsolve, seminorm, Bosh3"),
 }
 SHORTENED = {"cde-1024"}
 

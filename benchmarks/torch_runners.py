@@ -70,7 +70,8 @@ def with_seminode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
     adjoint = getattr(sn, options["adjoint"])(**options.get("adjoint_options", {}))
     factor = options.get("tighter", 1.0)
     tolerances = {"rtol": factor * task.rtol, "atol": factor * task.atol}
-    given = {**tolerances, "jumps": task.jumps, **options.get("solve", {})}
+    fixed = {"controller": sn.FixedStep(options["fixed"])} if "fixed" in options else tolerances
+    given = {**fixed, "jumps": task.jumps, **options.get("solve", {})}
 
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
         solution = sn.solve(field, y0, ts, adjoint=adjoint, compile=options.get("compile", False), **given)
@@ -103,7 +104,10 @@ def with_torchdiffeq(task: Task, options: Mapping[str, Any], counted: list[sn.St
     forward: dict[str, Any] = {"jump_t": task.jumps[1:-1]} if told and task.jumps is not None else {}
     backward = {**forward, **({"norm": options["norm"]} if "norm" in options else {})}
     compiled = Compiled(options.get("compile", False))
-    given = {"rtol": task.rtol, "atol": task.atol, "method": "dopri5"}
+    given = {"rtol": task.rtol, "atol": task.atol, "method": options.get("method", "dopri5")}
+    if "fixed" in options:
+        # Its steps end on the jumps; where they begin and end, it asks for the field on the right side of them.
+        forward = {"step_size": options["fixed"], "perturb": True}
 
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
         if not options["adjoint"]:
