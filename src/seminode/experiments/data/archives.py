@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -22,7 +23,7 @@ SUMS = "SHA256SUMS"
 
 
 def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True) -> None:
-    """Unpack a tar file; its folder `inside`, or all of it, becomes `target`, which must not exist.
+    """Unpack a tar.gz file; its folder `inside`, or all of it, becomes `target`, which must not exist.
 
     Beside the files there will be `SHA256SUMS` over all of them, for `sha256sum --check` and for us.
     """
@@ -51,7 +52,7 @@ def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True)
 def _written(archive: Path, folder: Path, progress: bool) -> Iterator[tuple[str, str]]:
     """Write every file, and yield its name and its sum."""
     try:
-        with tarfile.open(archive, "r|*") as tar:
+        with gzip.open(archive, "rb") as raw, tarfile.open(fileobj=raw, mode="r|") as tar:
             members = tqdm(tar, desc=archive.name, unit=" files", leave=False, disable=None if progress else True)
             for member in members:
                 name = _safe(archive, member)
@@ -63,6 +64,9 @@ def _written(archive: Path, folder: Path, progress: bool) -> Iterator[tuple[str,
                 content = tar.extractfile(member)
                 assert content is not None
                 yield name.as_posix(), _copy(content, path, member.size)
+            # The sum of the whole stands at its very end, and gzip compares it there.
+            while raw.read(CHUNK):
+                pass
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive}: corrupted archive ({error})") from error
     except OSError as error:

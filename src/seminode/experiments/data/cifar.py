@@ -63,19 +63,22 @@ def cifar10(root: str | os.PathLike[str] | None = None) -> Images:
         root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache.
     """
     folder = located("cifar10", root, PLACES, tuple(BATCHES))
-    return Images(_joined(folder, TRAIN), _joined(folder, TEST))
+    train, test = _joined(folder, TRAIN), _joined(folder, TEST)
+    if len(train) + len(test) != TOTAL:
+        missing = ", ".join(name for name in BATCHES if not (folder / name).is_file())
+        warn_incomplete(
+            "cifar10",
+            folder,
+            f"{len(train) + len(test):,} of {TOTAL:,} images{f' ({missing} missing)' if missing else ''}",
+        )
+    return Images(train, test)
 
 
 def _joined(folder: Path, names: Sequence[str]) -> ImageSet:
     batches = [read_batch(folder / name) for name in names if (folder / name).is_file()]
-    missing = [name for name in names if not (folder / name).is_file()]
     if not batches:
         raise MissingData(f"cifar10: expected {', '.join(names)} in {str(folder)!r}, found none")
-    found = ImageSet(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
-    if len(found) != IMAGES * len(names):
-        lacking = f" ({', '.join(missing)} missing)" if missing else ""
-        warn_incomplete("cifar10", folder, f"{len(found):,} of {IMAGES * len(names):,} images{lacking}")
-    return found
+    return ImageSet(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:

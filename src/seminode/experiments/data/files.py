@@ -21,7 +21,7 @@ CHUNK = 1 << 20
 def size_text(size: int) -> str:
     """
     >>> size_text(4542), size_text(2428923189)
-    ('4.5 kB', '2.43 GB')
+    ('4.54 kB', '2.43 GB')
     """
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:

@@ -71,8 +71,8 @@ def speech_commands(
         root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache. Release v0.02 or v0.01, in
             the official layout, in `speech_commands_v0.02`, `speech_commands` or `root` itself.
         split: `"published"` is that of Kidger, Chen and Lyons (2021): 70, 15 and 15 %, stratified by label, so of v0.02
-            24,482, 5,246 and 5,247 clips; a speaker may be heard in all three. `"official"` is that of the release's own
-            lists, which keep all clips of a speaker in one part.
+            24,482, 5,246 and 5,247 clips; a speaker may be heard in all three. `"official"` is that of the release's
+            own lists, which keep all clips of a speaker in one part.
         normalise: whether to.
         progress: whether to show a bar while features are computed.
     """
@@ -118,7 +118,8 @@ def _computed(clips: Sequence[Clip], transform: MFCC, progress: bool) -> dict[st
             rows.append(row)
             batch.append(sound)
         if batch and (len(batch) == BATCH or row == len(clips) - 1):
-            parts.append(transform(torch.stack(batch).float() / 2**15))
+            # In float32, the logarithms of weak frequencies beside strong ones would have three or four digits only.
+            parts.append(transform(torch.stack(batch).double() / 2**15).float())
             batch = []
     if not parts:
         raise DataError(
