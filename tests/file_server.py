@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 
 
 class FileServer(ThreadingHTTPServer):
@@ -14,6 +16,7 @@ class FileServer(ThreadingHTTPServer):
 
     Attributes:
         ranges: whether it knows of ranges.
+        limit: from where on it says that there is no such range.
         cut: after how many bytes it closes a connection.
         requests: the range asked for, of every request.
     """
@@ -25,6 +28,7 @@ class FileServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.ranges = True
         self.cut: int | None = None
+        self.limit = 1 << 40
         self.requests: list[str | None] = []
 
     def address(self, name: str) -> str:
@@ -47,6 +51,9 @@ class Handler(BaseHTTPRequestHandler):
         match = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if match and self.server.ranges:
             start = int(match[1])
+            if start >= self.server.limit:
+                self.send_error(416)
+                return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         else:
@@ -61,7 +68,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving() -> Iterator[FileServer]:
-    with FileServer() as server:
+    here = mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1"})
+    with here, FileServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

@@ -90,6 +90,17 @@ def test_fetch_brings_what_it_can(
     assert "japanese_vowels  complete" in said.out
 
 
+def test_an_interruption_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CATALOGUE["mnist"], "fetch", interrupted)
+    assert cli.main(["data", "fetch", "mnist", "--data-dir", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "seminode data: interrupted; a fetch goes on where it ended\n"
+
+
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert data_dir() == tmp_path / "cache" / "seminode"

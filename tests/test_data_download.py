@@ -82,6 +82,14 @@ def test_a_server_without_ranges_starts_again(server: FileServer, tmp_path: Path
     assert (tmp_path / "thing.bin").read_bytes() == CONTENT
 
 
+def test_a_range_that_is_refused_starts_again(server: FileServer, tmp_path: Path) -> None:
+    server.limit = 1000
+    (tmp_path / "thing.bin.part").write_bytes(b"x" * 12_345)
+    download(resource(server), tmp_path)
+    assert server.requests == ["bytes=12345-", None]
+    assert (tmp_path / "thing.bin").read_bytes() == CONTENT
+
+
 def test_a_whole_part_needs_no_server(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "thing.bin.part").write_bytes(CONTENT)
     download(resource(server), tmp_path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tarfile
 import wave
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from file_server import serving
 from safetensors.torch import load_file
 from sklearn.model_selection import train_test_split
 from test_data_formats import wav
@@ -24,6 +27,7 @@ from seminode.experiments.data import (
     speech_commands,
 )
 from seminode.experiments.data import speech as speaking
+from seminode.experiments.data.download import Resource
 from seminode.experiments.data.releases import V1, V2, WORDS, Release, clips_in, release_in
 from seminode.experiments.data.speech import PLACES, SpeechCommands, official_split, published_split
 from seminode.models.paper import speech_commands_cde
@@ -52,6 +56,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 lists[k % 2].append(f"{word}/{k:x}_nohash_0.wav")
         wav(folder / word / "short.wav", np.zeros(15_999))
         (folder / word / "notes.txt").write_text("no sound")
+        (folder / word / "._0_nohash_0.wav").write_text("no sound either")
     for name, names in zip(("validation_list.txt", "testing_list.txt"), lists, strict=True):
         (folder / name).write_text("\n".join(names) + "\n")
     return tmp_path / "data"
@@ -203,6 +208,30 @@ def test_a_broken_clip_is_named(root: Path) -> None:
     status = SpeechCommands().check(root)
     assert status.state == "broken"
     assert "3_nohash_0.wav: truncated" in status.notes[-1]
+
+
+def test_it_is_fetched_and_unpacked(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(tmp_path / "speech.tar.gz", "w:gz") as tar:
+        tar.add(root / "speech_commands", ".")
+    content = (tmp_path / "speech.tar.gz").read_bytes()
+    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    with serving() as server:
+        server.files["speech"] = content
+        archive = Resource((server.address("speech"),), "speech_commands_v0.02.tar.gz", checksum, len(content))
+        monkeypatch.setattr(speaking, "ARCHIVE", archive)
+        # What is there of another release, or of a part of one, stays, and the new one goes first.
+        SpeechCommands().fetch(root)
+        assert sorted(path.name for path in root.iterdir()) == ["speech_commands", "speech_commands_v0.02"]
+        status = SpeechCommands().check(root)
+        assert (status.place, status.items) == (root / "speech_commands_v0.02", 90)
+        assert status.state == "incomplete"
+        assert len(quiet(root).train) == 56
+        (root / "speech_commands_v0.02" / "yes" / "notes.txt").write_text("another")
+        status = SpeechCommands().check(root)
+        assert (status.state, status.notes[-1]) == ("broken", "yes/notes.txt is not as it was unpacked")
+        with pytest.raises(DataError, match=r"speech_commands_v0\.02: is incomplete, and is not overwritten"):
+            SpeechCommands().fetch(root)
+        assert len(server.requests) == 1
 
 
 # The cache.

@@ -35,7 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The status: 0; 1 if something cannot be fetched or is not what it should be; 2 for arguments of no use."""
+    """The status: 0; 1 if something cannot be fetched or is not what it should be; 2 for arguments of no use.
+
+    After an interruption 130, as is the custom.
+    """
     try:
         root = data_dir(options.data_dir)
         chosen = _chosen(options.action, options.names)
@@ -43,7 +46,11 @@ def run(options: argparse.Namespace) -> int:
         print(f"seminode data: {str(error).replace('data_dir:', '--data-dir:')}", file=sys.stderr)
         return 2
     print(f"data in {root}")
-    return ACTIONS[options.action](chosen, root, bool(options.names))
+    try:
+        return ACTIONS[options.action](chosen, root, bool(options.names))
+    except KeyboardInterrupt:
+        print("seminode data: interrupted; a fetch goes on where it ended", file=sys.stderr)
+        return 130
 
 
 def _chosen(action: str, names: Sequence[str]) -> list[DataSet]:

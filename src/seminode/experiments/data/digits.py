@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ def digits() -> Images:
     return Images(train, test)
 
 
-def _sklearn():
+def _sklearn() -> tuple[Any, Any]:
     try:
         from sklearn import datasets, model_selection
     except ImportError as error:

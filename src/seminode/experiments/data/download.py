@@ -167,6 +167,8 @@ def _opened(address: str, have: int) -> Any:
         return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         with error:
+            if have and error.code == 416:  # there is no such range; the whole there may be
+                return _opened(address, 0)
             raise Unreachable(f"the server answers {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         raise Interrupted(f"cannot be reached ({error.reason}); is there a network?") from error

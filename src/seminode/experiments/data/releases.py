@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,8 @@ def clips_in(folder: Path) -> list[Clip]:
         if not (folder / word).is_dir():
             continue
         try:
-            entries = [entry for entry in os.scandir(folder / word) if entry.name.endswith(".wav")]
+            # Some systems put hidden files beside those that they copy.
+            entries = [entry for entry in os.scandir(folder / word) if re.fullmatch(r"[^.].*\.wav", entry.name)]
         except OSError as error:
             raise explained(error, folder / word) from error
         for entry in sorted(entries, key=lambda entry: entry.name):
