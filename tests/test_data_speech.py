@@ -169,9 +169,11 @@ def test_a_complete_set_is_taken_without_a_warning(root: Path, monkeypatch: pyte
 def test_the_release_is_told_by_the_lists(root: Path) -> None:
     folder = root / "speech_commands"
     assert release_in(folder) is V2
+    assert SpeechCommands().status(root).notes[0] == "taken for release v0.02; its lists are of no known one"
     for name, count in zip(("validation_list.txt", "testing_list.txt"), V1.listed, strict=True):
         (folder / name).write_text("".join(f"yes/{k}.wav\nbed/{k}.wav\n" for k in range(count)))
     assert release_in(folder) is V1
+    assert SpeechCommands().status(root).notes[0] == "release v0.01"
 
 
 def test_where_it_is_looked_for(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
