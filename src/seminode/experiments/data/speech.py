@@ -205,14 +205,15 @@ class SpeechCommands(DataSet):
 
     def check(self, root: Path, progress: bool = True) -> Status:
         status = self.status(root)
-        if status.place is None:
+        folder = status.place
+        if folder is None:
             return status
-        release = release_in(status.place)
-        wrong, kept = wrong_sums(status.place, progress), 0
+        release = release_in(folder)
+        wrong, kept = wrong_sums(folder, progress), 0
         if wrong is None:
             # Only what we unpacked ourselves has sums; none are published for single clips.
             status, wrong = status.noting(f"no {SUMS} to compare clips with; their form and number were checked"), []
-        clips = tqdm(clips_in(status.place), desc="clips", leave=False, disable=None if progress else True)
+        clips = tqdm(clips_in(folder), desc="clips", leave=False, disable=None if progress else True)
         for clip in clips:
             try:
                 kept += read_wav(clip.path, SAMPLES) is not None
