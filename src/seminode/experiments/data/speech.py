@@ -87,6 +87,7 @@ def speech_commands(
     else:
         parts = official_split([clips[row].name for row in rows.tolist()], folder)
     train, validation, test = (_series(x, labels, part) for part in parts)
+    del x  # as large as all of them
     if normalise:
         mean, std = train.statistics()
         train, validation, test = (part.normalised(mean, std) for part in (train, validation, test))
@@ -111,7 +112,9 @@ def _features(folder: Path, clips: Sequence[Clip], root: Path, progress: bool) -
 
 
 def _computed(clips: Sequence[Clip], transform: MFCC, progress: bool) -> dict[str, Tensor]:
-    rows, parts, batch = [], [], []
+    # All in one place from the start: with a list of parts, there would be everything twice in the end.
+    shape = transform(torch.zeros(SAMPLES)).shape
+    x, rows, batch = torch.empty(len(clips), *shape), [], []
     for row, clip in enumerate(tqdm(clips, desc="features", unit=" clips", disable=None if progress else True)):
         sound = read_wav(clip.path, SAMPLES)
         if sound is not None:
@@ -119,14 +122,12 @@ def _computed(clips: Sequence[Clip], transform: MFCC, progress: bool) -> dict[st
             batch.append(sound)
         if batch and (len(batch) == BATCH or row == len(clips) - 1):
             # In float32, the logarithms of weak frequencies beside strong ones would have three or four digits only.
-            parts.append(transform(torch.stack(batch).double() / 2**15).float())
+            x[len(rows) - len(batch) : len(rows)] = transform(torch.stack(batch).double() / 2**15)
             batch = []
-    if not parts:
-        raise DataError(
-            f"speech_commands: expected clips of {SAMPLES:,} samples, found none among {len(clips):,} clips"
-        )
+    if not rows:
+        raise DataError(f"speech_commands: expected clips of {SAMPLES:,} samples, found none in {len(clips):,}")
     labels = torch.tensor([clips[row].label for row in rows])
-    return {"x": torch.cat(parts), "labels": labels, "rows": torch.tensor(rows)}
+    return {"x": x[: len(rows)], "labels": labels, "rows": torch.tensor(rows)}
 
 
 def _warn_if_incomplete(folder: Path, clips: Sequence[Clip], kept: int) -> None:
