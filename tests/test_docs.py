@@ -19,6 +19,7 @@ from test_architecture import FLOORS
 
 import seminode as sn
 from seminode.arguments import DEFAULT_TOLERANCES
+from seminode.experiments.data import CATALOGUE
 from seminode.solvers import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +109,13 @@ def test_preset_table_is_that_of_the_code() -> None:
 def test_tolerance_table_is_that_of_the_code() -> None:
     rows = {row[0]: (float(row[1]), float(row[2])) for row in table("solvers.md", "## Tolerances")}
     assert rows == {str(dtype).removeprefix("torch."): values for dtype, values in DEFAULT_TOLERANCES.items()}
+
+
+def test_data_table_is_that_of_the_code() -> None:
+    rows = table("data.md", "## The data sets")
+    assert [row[0] for row in rows] == list(CATALOGUE)
+    expected = [each.status(ROOT / "nowhere").expected for each in CATALOGUE.values()]
+    assert [int(row[2].split()[0].replace(",", "")) for row in rows] == expected
 
 
 def _number(cell: str) -> float:

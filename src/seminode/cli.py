@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .diagnostics import command as profiling
+from .experiments.data import command as data
 
 
 class Command(NamedTuple):
@@ -19,7 +20,10 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
 
 
-COMMANDS = (Command("profile", "which adjoint and solver, compiled or not?", profiling.configure, profiling.run),)
+COMMANDS = (
+    Command("profile", "which adjoint and solver, compiled or not?", profiling.configure, profiling.run),
+    Command("data", "which data are there, and are they whole? download them", data.configure, data.run),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +44,7 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The status is 0, or 2 for what cannot be used as it was given.
+    """The status is 0, 1 for what was tried and failed, or 2 for what cannot be used as it was given.
 
     >>> main(["profile", "nowhere"])
     2

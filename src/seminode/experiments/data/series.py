@@ -34,4 +34,4 @@ class SeriesSet:
 
     def normalised(self, mean: Tensor, std: Tensor) -> SeriesSet:
         """With statistics that are, as a rule, those of the training set."""
-        return replace(self, x=(self.x - mean) / (std + 1e-5))
+        return replace(self, x=(self.x - mean).div_(std + 1e-5))

@@ -10,10 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .base import DataSet, Status
+from .files import mismatch
 from .series import SeriesSet
 
 FILE = Path(__file__).parent / "shipped" / "japanese_vowels.xz"
-CHANNELS = 12
+CHECKSUM = "sha256:5ef706692f1a6a0195273c5f00e2b7ced8293c50ab7ef35a1eb03e53ec08b93b"
+CHANNELS, SERIES = 12, 640
 
 
 class Vowels(NamedTuple):
@@ -52,3 +55,24 @@ def japanese_vowels(dtype: torch.dtype = torch.float32) -> Vowels:
 
 def _part(x: Tensor, lengths: Tensor, labels: Tensor, rows: slice) -> SeriesSet:
     return SeriesSet(x[rows], lengths[rows].long(), labels[rows].long())
+
+
+class JapaneseVowels(DataSet):
+    name = "japanese_vowels"
+    title = "Japanese Vowels, nine speakers"
+    unit = "series"
+    origin = "UCI Machine Learning Repository, https://doi.org/10.24432/C5NS47; shipped with the package"
+    licence = "CC BY 4.0"
+
+    def status(self, root: Path) -> Status:
+        if not FILE.is_file():
+            return Status("absent", expected=SERIES, notes=("is not in this installation; install seminode again",))
+        return Status("complete", FILE, SERIES, SERIES, FILE.stat().st_size)
+
+    def check(self, root: Path, progress: bool = True) -> Status:
+        status = self.status(root)
+        wrong = mismatch(FILE, CHECKSUM) if status.place is not None else None
+        return status.noting(f"{FILE}: {wrong}; install seminode again", state="broken") if wrong else status
+
+    def fetch(self, root: Path, progress: bool = True) -> None:
+        pass  # it is where the package is

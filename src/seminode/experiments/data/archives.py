@@ -1,0 +1,123 @@
+"""Archives, unpacked whole or not at all, and only into the folder that is meant."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from tqdm import tqdm
+
+from .errors import DataError
+from .files import CHUNK, explained
+
+SUMS = "SHA256SUMS"
+
+
+def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True) -> None:
+    """Unpack a tar.gz file; its folder `inside`, or all of it, becomes `target`, which must not exist.
+
+    Beside the files there will be `SHA256SUMS` over all of them, for `sha256sum --check` and for us.
+    """
+    if target.exists():
+        raise DataError(f"{target}: is there already, and is not overwritten; move it away to unpack {archive.name}")
+    scratch = None
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+        content = scratch / "content"
+        content.mkdir()
+        sums = dict(_written(archive, content, progress))
+        source = content / inside
+        if not source.is_dir():
+            raise DataError(f"{archive}: expected a folder {inside!r} in it, found {_some(content)}")
+        kept = {PurePosixPath(name).relative_to(inside): total for name, total in sums.items() if _is_in(name, inside)}
+        text = "".join(f"{total}  {name}\n" for name, total in sorted(kept.items()))
+        (source / SUMS).write_text(text, encoding="utf-8")
+        os.rename(source, target)
+    except OSError as error:
+        raise explained(error, target) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _written(archive: Path, folder: Path, progress: bool) -> Iterator[tuple[str, str]]:
+    """Write every file, and yield its name and its sum."""
+    try:
+        with gzip.open(archive, "rb") as raw, tarfile.open(fileobj=raw, mode="r|") as tar:
+            members = tqdm(tar, desc=archive.name, unit=" files", leave=False, disable=None if progress else True)
+            for member in members:
+                name = _safe(archive, member)
+                path = folder / name
+                if member.isdir():
+                    path.mkdir(parents=True, exist_ok=True)
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = tar.extractfile(member)
+                assert content is not None
+                yield name.as_posix(), _copy(content, path, member.size)
+            # The sum of the whole stands at its very end, and gzip compares it there.
+            while raw.read(CHUNK):
+                pass
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive}: corrupted archive ({error})") from error
+    except OSError as error:
+        # gzip's errors have no number; those of the disk do.
+        if error.errno is None:
+            raise DataError(f"{archive}: corrupted archive ({error})") from error
+        raise
+
+
+def _safe(archive: Path, member: tarfile.TarInfo) -> PurePosixPath:
+    """The name of a member that stays inside, and is a plain file or a folder."""
+    name = PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts or "\\" in member.name or re.match(r"[A-Za-z]:", member.name):
+        raise DataError(f"{archive}: refused: {member.name!r} leads out of the folder that it is unpacked into")
+    if not (member.isreg() or member.isdir()):
+        raise DataError(f"{archive}: refused: {member.name!r} is a link or a device; expected files and folders")
+    return name
+
+
+def _copy(content: IO[bytes], path: Path, size: int) -> str:
+    total, count = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        while chunk := content.read(CHUNK):
+            file.write(chunk)
+            total.update(chunk)
+            count += len(chunk)
+    if count != size:
+        raise EOFError(f"{path.name} ends after {count} of {size} bytes")
+    return total.hexdigest()
+
+
+def _is_in(name: str, inside: str) -> bool:
+    return PurePosixPath(name).is_relative_to(inside)
+
+
+def _some(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+
+
+def wrong_sums(folder: Path, progress: bool = True) -> list[str] | None:
+    """What in a folder is not as its `SHA256SUMS` says; None where there is no such file."""
+    listing = folder / SUMS
+    if not listing.is_file():
+        return None
+    wrong = []
+    lines = listing.read_text(encoding="utf-8").splitlines()
+    for line in tqdm(lines, desc=f"{folder.name}: checksums", leave=False, disable=None if progress else True):
+        expected, _, name = line.partition("  ")
+        path = folder / name
+        if not path.is_file():
+            wrong.append(f"{name} is missing")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+            wrong.append(f"{name} is not as it was unpacked")
+    return wrong

@@ -1,0 +1,199 @@
+"""Downloads: resumed where they ended, checked before they count, in place only when whole."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .errors import DataError
+from .files import CHUNK, explained, mismatch, size_text
+
+TIMEOUT = 30.0  # seconds without a byte
+ATTEMPTS = 5  # at one address; each goes on where the last one ended
+PAUSE = 1.0  # seconds before the second of them, and longer before each of the others
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A file to download.
+
+    Arguments:
+        addresses: where it is, the first choice first.
+        name: of the file.
+        checksum: such as "sha256:…".
+        size: in bytes.
+    """
+
+    addresses: tuple[str, ...]
+    name: str
+    checksum: str
+    size: int
+
+
+class Interrupted(Exception):
+    """A transfer that ended before its time; another may go on from there."""
+
+
+class Unreachable(Exception):
+    """An address that does not give what it should."""
+
+
+def download(resource: Resource, folder: Path, progress: bool = True) -> Path:
+    """The file in `folder`: as it is there if its checksum is right, or downloaded.
+
+    What has arrived is kept in a file that ends in .part, from which the next call goes on.
+    """
+    target = folder / resource.name
+    if target.exists():
+        wrong = mismatch(target, resource.checksum, progress)
+        if wrong is not None:
+            raise DataError(f"{target}: {wrong}; not overwritten: move it away to download it again")
+        return target
+    part = target.with_name(f"{target.name}.part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explained(error, folder) from error
+    with _alone(part):
+        _from_any_address(resource, part, progress)
+        wrong = mismatch(part, resource.checksum, progress)
+        if wrong is not None:
+            part.unlink()
+            raise DataError(f"{resource.name}: what was downloaded is not what was published: {wrong}; it was removed")
+        os.replace(part, target)
+    return target
+
+
+@contextlib.contextmanager
+def _alone(part: Path) -> Iterator[None]:
+    """Two processes that append to one file would spoil it."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    lock = part.with_name(f"{part.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(f"{part}: another process is downloading it") from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _from_any_address(resource: Resource, part: Path, progress: bool) -> None:
+    reasons = []
+    for address in resource.addresses:
+        try:
+            _from_address(address, resource, part, progress)
+            return
+        except Unreachable as error:
+            reasons.append(f"{address}: {error}")
+    kept = f"; {size_text(_size(part))} are kept, and the next fetch goes on from there" if _size(part) else ""
+    raise DataError(f"could not download {resource.name}: {'; '.join(reasons)}{kept}")
+
+
+def _from_address(address: str, resource: Resource, part: Path, progress: bool) -> None:
+    reason = ""
+    for attempt in range(ATTEMPTS):
+        before = _size(part)
+        if attempt:
+            time.sleep(PAUSE * attempt)
+        try:
+            _transfer(address, resource, part, progress)
+            return
+        except Interrupted as error:
+            reason = str(error)
+            if _size(part) <= before:
+                break
+    raise Unreachable(reason)
+
+
+def _transfer(address: str, resource: Resource, part: Path, progress: bool) -> None:
+    """Append to `part` what is still missing of it."""
+    have = _size(part)
+    if have == resource.size:
+        return  # whole, but nobody was left to say so
+    if have > resource.size:
+        have = 0
+    with _opened(address, have) as response:
+        # A server that knows nothing of ranges starts again, and so do we.
+        resumed = have > 0 and response.status == 206 and _start(response) == have
+        have = have if resumed else 0
+        _check_space(part, resource.size - have)
+        bar = tqdm(
+            total=resource.size,
+            initial=have,
+            desc=resource.name,
+            unit="B",
+            unit_scale=True,
+            disable=None if progress else True,
+        )
+        try:
+            with part.open("ab" if resumed else "wb") as file, bar:
+                while have <= resource.size and (chunk := _read(response)):
+                    file.write(chunk)
+                    have += len(chunk)
+                    bar.update(len(chunk))
+        except OSError as error:
+            raise explained(error, part) from error
+    if have < resource.size:
+        raise Interrupted(f"the connection ended after {have:,} of {resource.size:,} bytes")
+    if have > resource.size:
+        part.unlink()
+        raise Unreachable(f"expected {resource.size:,} bytes, found more")
+
+
+def _opened(address: str, have: int) -> Any:
+    headers = {"User-Agent": "seminode", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            if have and error.code == 416:  # there is no such range; the whole there may be
+                return _opened(address, 0)
+            raise Unreachable(f"the server answers {error.code} {error.reason}") from error
+    except urllib.error.URLError as error:
+        raise Interrupted(f"cannot be reached ({error.reason}); is there a network?") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Interrupted(f"cannot be reached ({error or type(error).__name__}); is there a network?") from error
+
+
+def _read(response: Any) -> bytes:
+    """A failure of the network must not be taken for one of the disk: both are OSErrors."""
+    try:
+        return response.read(CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise Interrupted(f"the connection broke ({error or type(error).__name__})") from error
+
+
+def _start(response: Any) -> int | None:
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return int(match[1]) if match else None
+
+
+def _check_space(part: Path, needed: int) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if free < needed:
+        raise DataError(f"{part}: no space left on the disk: {size_text(needed)} needed, {size_text(free)} free")
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0

@@ -1,0 +1,109 @@
+"""The releases of Speech Commands, and what a folder in their layout holds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import count_text
+from .errors import DataError
+from .files import explained
+
+#: In the order of their labels.
+WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
+LISTS = ("validation_list.txt", "testing_list.txt")
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a release holds of the ten words.
+
+    Attributes:
+        clips: of each word, in the order of `WORDS`.
+        kept: how many of them have exactly 16,000 samples.
+        listed: how many are for validation and for testing.
+    """
+
+    name: str
+    clips: tuple[int, ...]
+    kept: int
+    listed: tuple[int, int]
+
+    @property
+    def address(self) -> str:
+        return f"http://download.tensorflow.org/data/speech_commands_{self.name}.tar.gz"
+
+    @property
+    def total(self) -> int:
+        return sum(self.clips)
+
+
+V2 = Release("v0.02", (4044, 3941, 3723, 3917, 3801, 3778, 3845, 3745, 3872, 3880), 34_975, (3703, 4074))
+V1 = Release("v0.01", (2377, 2375, 2375, 2359, 2353, 2367, 2367, 2357, 2380, 2372), 21_312, (2577, 2567))
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A wav file: what it says, where it is, and whether it is still the same file."""
+
+    word: str
+    path: Path
+    size: int
+    changed: int
+
+    @property
+    def name(self) -> str:
+        """As in the lists."""
+        return f"{self.word}/{self.path.name}"
+
+    @property
+    def label(self) -> int:
+        return WORDS.index(self.word)
+
+
+def clips_in(folder: Path) -> list[Clip]:
+    """All wav files of the ten words: word by word, and then by name, so that their order is everywhere the same."""
+    found = []
+    for word in WORDS:
+        if not (folder / word).is_dir():
+            continue
+        try:
+            # Some systems put hidden files beside those that they copy.
+            entries = [entry for entry in os.scandir(folder / word) if re.fullmatch(r"[^.].*\.wav", entry.name)]
+        except OSError as error:
+            raise explained(error, folder / word) from error
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            about = entry.stat()
+            found.append(Clip(word, Path(entry.path), about.st_size, about.st_mtime_ns))
+    return found
+
+
+def listed_in(folder: Path) -> tuple[set[str], set[str]]:
+    """Names of the clips of the ten words that are for validation, and of those for testing."""
+    validation, testing = (_names(folder / name) for name in LISTS)
+    return validation, testing
+
+
+def _names(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a list of names word/clip.wav, found something else ({error})") from error
+    return {line for line in lines if line.partition("/")[0] in WORDS}
+
+
+def release_in(folder: Path) -> Release:
+    """Which release a folder is of, as its lists tell; v0.02 where they do not."""
+    validation, testing = listed_in(folder)
+    return V1 if (len(validation), len(testing)) == V1.listed else V2
+
+
+def missing_text(clips: Mapping[str, int], release: Release) -> str:
+    """How many of which words, where they are not all there."""
+    pairs = ((word, clips.get(word, 0), count) for word, count in zip(WORDS, release.clips, strict=True))
+    return ", ".join(f"{word} {count_text(found, count)}" for word, found, count in pairs if found != count)
