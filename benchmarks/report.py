@@ -186,6 +186,8 @@ def placed(page: str, new: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
 
 def panel(axes: Axes, result: Result) -> None:
     """Dots, the fastest at the top; minimum filled, median as the end of a line, the error beside it."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     rows = [row for row in ordered(result) if "minimum" in row and "error" in row]
     for place, row in enumerate(rows):
         colour = COLOURS.get(row["library"], "black")
@@ -207,6 +209,9 @@ def panel(axes: Axes, result: Result) -> None:
         label.set_fontweight("bold" if row["library"] == "seminode" else "normal")
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="x", which="both", linewidth=0.3, color="0.85")
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=7)
