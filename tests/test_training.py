@@ -22,7 +22,7 @@ from seminode.experiments.store import Finished, Run
 from seminode.experiments.training import Outcome, Schedule, Task, Training, TrainingFailed, seed_of
 
 
-class Spiral(Task):
+class Spiral(Task[nn.Sequential]):
     """A few series to fit, in three batches."""
 
     accuracy = True

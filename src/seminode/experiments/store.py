@@ -197,6 +197,9 @@ class Run:
                 np.savez_compressed(file, **times)  # type: ignore[arg-type]
         write_json(self.path / METRICS, list(evaluations))
 
+    def result(self) -> dict[str, Any]:
+        return read_json(self.path / RESULT)
+
     def finish(self, result: Mapping[str, Any]) -> None:
         write_json(self.path / RESULT, dict(result))
 

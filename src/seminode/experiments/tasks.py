@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from ..models.base import SolvingModule
 from .data import SeriesSet
 from .training import Outcome, Task
 
+Solving = TypeVar("Solving", bound=SolvingModule)
 
-class ModelTask(Task):
+
+class ModelTask(Task[Solving]):
     """A task whose model counts its own solves."""
 
-    model: SolvingModule
-
-    def __init__(self, model: SolvingModule, batch: int, device: torch.device | str = "cpu"):
+    def __init__(self, model: Solving, batch: int, device: torch.device | str = "cpu"):
         self.model = model.to(device)
         self.batch = batch
         self.device = torch.device(device)
@@ -43,11 +43,10 @@ class ModelTask(Task):
         raise NotImplementedError
 
 
-class SeriesTask(ModelTask):
+class SeriesTask(ModelTask[NeuralCDE]):
     """Tell series apart by the last value of a neural CDE: mean cross-entropy."""
 
     accuracy = True
-    model: NeuralCDE
 
     def __init__(self, model: NeuralCDE, data: Mapping[str, SeriesSet], batch: int, device: torch.device | str = "cpu"):
         super().__init__(model, batch, device)
@@ -65,10 +64,8 @@ class SeriesTask(ModelTask):
         return functional.cross_entropy(logits, labels), int((logits.argmax(1) == labels).sum())
 
 
-class FlowTask(ModelTask):
+class FlowTask(ModelTask[MultiscaleCNF]):
     """Bits per dimension of images, whose noise is drawn anew in every pass."""
-
-    model: MultiscaleCNF
 
     def __init__(
         self,
@@ -93,10 +90,8 @@ class FlowTask(ModelTask):
         return self.model.bits_per_dim(pixels.to(self.device)).mean(), 0
 
 
-class PendulumTask(ModelTask):
+class PendulumTask(ModelTask[SymplecticODENet]):
     """Predict windows of eight points from their first: mean squared error over all channels and times."""
-
-    model: SymplecticODENet
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -101,10 +101,13 @@ class Outcome:
     right: int = 0
 
 
-class Task(ABC):
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Task(ABC, Generic[Model]):
     """What is trained: a model, batches, and the loss of one."""
 
-    model: nn.Module
+    model: Model
     accuracy: bool = False  # whether samples can be right
 
     @abstractmethod
@@ -131,7 +134,7 @@ def seed_of(seed: int, epoch: int) -> int:
 class Training:
     """A run in progress."""
 
-    def __init__(self, run: Run, task: Task, schedule: Schedule, seed: int, progress: Progress | None = None):
+    def __init__(self, run: Run, task: Task[Any], schedule: Schedule, seed: int, progress: Progress | None = None):
         self.run, self.task, self.schedule, self.seed = run, task, schedule, seed
         self.progress = progress or Progress()
         kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[schedule.optimiser]

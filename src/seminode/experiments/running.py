@@ -1,0 +1,126 @@
+"""From settings to a finished run: data, model, training, and the folder that it is written to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet, pendulum
+from . import data as sets
+from .modes import solve_options
+from .settings import Settings
+from .store import Run
+from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
+from .training import SPLITS, Progress, Training
+
+Root = str | os.PathLike[str] | None
+
+
+def circumstances() -> dict[str, Any]:
+    """With what a run was made."""
+    return {
+        "seminode": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """Of the sources, where they are in a repository; with a mark if they were changed since."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+#: Classes of the labelled series: a reduced set may not hold all of them.
+CLASSES = {"speech_commands": 10, "japanese_vowels": 9}
+
+
+def _rows(part: Any, rows: Tensor) -> Any:
+    if not isinstance(part, sets.SeriesSet):
+        return part[rows]
+    return replace(part, x=part.x[rows], lengths=part.lengths[rows], labels=part.labels[rows])
+
+
+def _reduced(settings: Settings, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """As many samples of every split as the settings have room for; which ones does not depend on the seed."""
+    if settings.sizes is None:
+        return dict(parts)
+    chance = torch.Generator().manual_seed(0)
+    orders = {split: torch.randperm(len(parts[split]), generator=chance) for split in SPLITS}
+    return {split: _rows(parts[split], orders[split][:n]) for split, n in zip(SPLITS, settings.sizes, strict=True)}
+
+
+def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
+    if settings.data == "speech_commands":
+        return _reduced(settings, dict(zip(SPLITS, sets.speech_commands(root, progress=True), strict=True)))
+    if settings.data != "japanese_vowels":
+        raise ValueError(f"data: expected speech_commands or japanese_vowels for 'ncde', found {settings.data!r}")
+    train, test = sets.japanese_vowels()
+    mean, std = train.statistics()
+    # Every fifth series, six of each speaker, is kept from training.
+    rows = torch.arange(len(train))
+    parts = {"train": _rows(train, rows[rows % 5 != 0]), "validation": _rows(train, rows[rows % 5 == 0]), "test": test}
+    return _reduced(settings, {split: part.normalised(mean, std) for split, part in parts.items()})
+
+
+def task_of(settings: Settings, root: Root = None) -> ModelTask[Any]:
+    """The task of some settings; the model is initialised from the seed."""
+    options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile}
+    options |= solve_options(settings.experiment, settings.mode)
+    model = dict(settings.model)
+    torch.manual_seed(settings.seed)
+    if settings.experiment == "ncde":
+        found = series(settings, root)
+        channels, hidden = found["train"].channels, model.get("hidden", 90)
+        field = MatrixField(hidden, channels + 1, width=model.get("width", 40), layers=4)
+        cde = NeuralCDE(channels, hidden, CLASSES[settings.data], field=field, path="linear", **options)
+        return SeriesTask(cde, found, settings.batch, settings.device)
+    if settings.experiment == "hnn":
+        windows: dict[str, Tensor] = dict(zip(SPLITS, sets.pendulum(root), strict=True))
+        net = SymplecticODENet(**model, **options)
+        return PendulumTask(net, _reduced(settings, windows), pendulum.DT, settings.batch, settings.device)
+    loaders = {"mnist": sets.mnist, "cifar10": sets.cifar10}
+    if settings.data not in loaders:
+        raise ValueError(f"data: expected one of {', '.join(loaders)} for 'cnf', found {settings.data!r}")
+    train, test = loaders[settings.data](root)
+    # Nothing is selected by it, so that the test set may be looked at on the way, as was done.
+    pixels = {"train": train.x, "validation": test.x, "test": test.x}
+    alpha = 0.05 if settings.data == "cifar10" else 1e-5
+    flow = MultiscaleCNF(train.shape, alpha=alpha, **model, **options)
+    return FlowTask(flow, _reduced(settings, pixels), settings.batch, settings.data == "cifar10", settings.device)
+
+
+def run(settings: Settings, out: Path, root: Root = None, progress: Progress | None = None) -> dict[str, Any]:
+    """Train to the end, from where the folder `out/<name>` has come to; the result.
+
+    A run that is complete is not made again.
+    """
+    config = {"settings": settings.as_json(), "circumstances": circumstances()}
+    with Run(out / settings.name, config) as folder:
+        if folder.done:
+            return folder.result()
+        training = Training(folder, task_of(settings, root), settings.schedule, settings.seed, progress)
+        training.resume()
+        return training.train()
