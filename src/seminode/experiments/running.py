@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import __version__
+import seminode as sn
+
 from ..models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet, pendulum
 from . import data as sets
 from .modes import solve_options
@@ -28,7 +29,7 @@ Root = str | os.PathLike[str] | None
 def circumstances() -> dict[str, Any]:
     """With what a run was made."""
     return {
-        "seminode": __version__,
+        "seminode": sn.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
