@@ -136,7 +136,7 @@ def _structure(module: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Hash
     """What is the same for graphs that do the same; none for graphs with values of their own."""
     nodes = [node for each in module.modules() for node in getattr(each, "graph", torch.fx.Graph()).nodes]
     children = {name for name, _ in module.named_children()}
-    if any(node.op == "get_attr" and node.target not in children for node in nodes):
+    if any(node.op == "call_module" or (node.op == "get_attr" and node.target not in children) for node in nodes):
         return None
     code = tuple((node.op, node.target, node.name, repr(node.args), repr(node.kwargs)) for node in nodes)
     return code, tuple((x.shape, x.stride(), x.dtype, x.device) for x in examples)

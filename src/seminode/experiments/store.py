@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from .data.files import writing
 
 CONFIG, METRICS, RESULT, CHECKPOINT, LOCK = (
     "config.json",
@@ -42,21 +42,10 @@ class StoreError(Exception):
 def placing(path: Path) -> Iterator[Path]:
     """A place to write to, which becomes `path` if nothing goes wrong and vanishes otherwise."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
+        with writing(path) as temporary:
+            yield temporary
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror or error}; what was there is left") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -48,6 +48,8 @@ def writing(path: Path) -> Iterator[Path]:
     scratch = Path(name)
     try:
         yield scratch
+        with scratch.open("rb") as written:
+            os.fsync(written.fileno())  # else a crash may leave the name without the content
         scratch.chmod(0o666 & ~_umask())
         os.replace(scratch, path)
     finally:
