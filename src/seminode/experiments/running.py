@@ -86,7 +86,7 @@ def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
     return _reduced(settings, {split: part.normalised(mean, std) for split, part in parts.items()})
 
 
-def task_of(settings: Settings, root: Root = None) -> ModelTask[Any]:
+def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     """The task of some settings; the model is initialised from the seed."""
     options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile}
     options |= solve_options(settings.experiment, settings.mode)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,18 +16,20 @@ from .data import SeriesSet
 from .training import Outcome, Task
 
 Solving = TypeVar("Solving", bound=SolvingModule)
+Samples = TypeVar("Samples", SeriesSet, Tensor)
 
 
-class ModelTask(Task[Solving]):
-    """A task whose model counts its own solves."""
+class ModelTask(Task[Solving], Generic[Solving, Samples]):
+    """A task whose model counts its own solves, over data by split."""
 
-    def __init__(self, model: Solving, batch: int, device: torch.device | str = "cpu"):
+    def __init__(self, model: Solving, data: Mapping[str, Samples], batch: int, device: torch.device | str = "cpu"):
         self.model = model.to(device)
+        self.data = data
         self.batch = batch
         self.device = torch.device(device)
 
     def samples(self, split: str) -> int:
-        raise NotImplementedError
+        return len(self.data[split])
 
     def batches(self, split: str, shuffle: bool) -> Iterator[tuple[str, Tensor]]:
         """The split and the indices of the samples of every batch; the last one may be smaller."""
@@ -39,21 +42,15 @@ class ModelTask(Task[Solving]):
         loss, right = self.loss(*batch)
         return Outcome(loss, len(batch[1]), self.model.stats, self.model.records, right)
 
+    @abstractmethod
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
-        raise NotImplementedError
+        """Of a batch, and how many of its samples are right."""
 
 
-class SeriesTask(ModelTask[NeuralCDE]):
+class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
     """Tell series apart by the last value of a neural CDE: mean cross-entropy."""
 
     accuracy = True
-
-    def __init__(self, model: NeuralCDE, data: Mapping[str, SeriesSet], batch: int, device: torch.device | str = "cpu"):
-        super().__init__(model, batch, device)
-        self.data = data
-
-    def samples(self, split: str) -> int:
-        return len(self.data[split])
 
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         data = self.data[split]
@@ -64,7 +61,7 @@ class SeriesTask(ModelTask[NeuralCDE]):
         return functional.cross_entropy(logits, labels), int((logits.argmax(1) == labels).sum())
 
 
-class FlowTask(ModelTask[MultiscaleCNF]):
+class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
     """Bits per dimension of images, whose noise is drawn anew in every pass."""
 
     def __init__(
@@ -75,12 +72,8 @@ class FlowTask(ModelTask[MultiscaleCNF]):
         flips: bool = False,
         device: torch.device | str = "cpu",
     ):
-        super().__init__(model, batch, device)
-        self.data = data
+        super().__init__(model, data, batch, device)
         self.flips = flips  # whether training images are turned left to right by chance
-
-    def samples(self, split: str) -> int:
-        return len(self.data[split])
 
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         pixels = self.data[split][rows]
@@ -90,7 +83,7 @@ class FlowTask(ModelTask[MultiscaleCNF]):
         return self.model.bits_per_dim(pixels.to(self.device)).mean(), 0
 
 
-class PendulumTask(ModelTask[SymplecticODENet]):
+class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
     """Predict windows of eight points from their first: mean squared error over all channels and times."""
 
     def __init__(
@@ -101,13 +94,9 @@ class PendulumTask(ModelTask[SymplecticODENet]):
         batch: int,
         device: torch.device | str = "cpu",
     ):
-        super().__init__(model, batch, device)
-        self.data = data
+        super().__init__(model, data, batch, device)
         points = data["train"].shape[1]
         self.ts = dt * torch.arange(points, dtype=torch.float64)
-
-    def samples(self, split: str) -> int:
-        return len(self.data[split])
 
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         windows = self.data[split][rows].to(self.device)
