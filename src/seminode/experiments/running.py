@@ -101,15 +101,17 @@ def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     if settings.experiment == "hnn":
         windows: dict[str, Tensor] = dict(zip(SPLITS, sets.pendulum(root), strict=True))
         net = SymplecticODENet(**model, **options)
+        if settings.fitted:
+            pendulum.fit_accelerations(net.field, settings.fitted, seed=settings.seed)
         return PendulumTask(net, _reduced(settings, windows), pendulum.DT, settings.batch, settings.device)
-    loaders = {"mnist": sets.mnist, "cifar10": sets.cifar10}
+    loaders = {"mnist": sets.mnist, "cifar10": sets.cifar10, "digits": lambda root: sets.digits()}
     if settings.data not in loaders:
         raise ValueError(f"data: expected one of {', '.join(loaders)} for 'cnf', found {settings.data!r}")
     train, test = loaders[settings.data](root)
     # Nothing is selected by it, so that the test set may be looked at on the way, as was done.
     pixels = {"train": train.x, "validation": test.x, "test": test.x}
     alpha = 0.05 if settings.data == "cifar10" else 1e-5
-    flow = MultiscaleCNF(train.shape, alpha=alpha, **model, **options)
+    flow = MultiscaleCNF(train.shape, alpha=alpha, levels=train.levels, **model, **options)
     return FlowTask(flow, _reduced(settings, pixels), settings.batch, settings.data == "cifar10", settings.device)
 
 

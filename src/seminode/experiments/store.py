@@ -3,6 +3,7 @@
     config.json               what was asked for, and with what: settings, seed, versions, commit
     metrics.json              every evaluation so far, in order
     times-0010.npz            the times of evaluations and steps of the evaluation after epoch 10
+    control.npz               of the pendulum: the swing-up by the trained model; made before result.json
     checkpoint.safetensors    everything that the run needs to go on: tensors, and the rest as JSON in its header
     result.json               the last numbers; there when the run is complete
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +39,10 @@ CONFIG, METRICS, RESULT, CHECKPOINT, LOCK = (
 
 class StoreError(Exception):
     """A run folder cannot be read, written or had."""
+
+
+def times_name(epoch: int) -> str:
+    return f"times-{epoch:04d}"
 
 
 @contextlib.contextmanager
@@ -179,12 +186,13 @@ class Run:
     ) -> None:
         """All evaluations so far; of the last one also the times."""
         if times is not None:
-            with (
-                placing(self.path / f"times-{evaluations[-1]['epoch']:04d}.npz") as temporary,
-                temporary.open("wb") as file,
-            ):
-                np.savez_compressed(file, **times)  # type: ignore[arg-type]
+            self.keep(times_name(evaluations[-1]["epoch"]), times)
         write_json(self.path / METRICS, list(evaluations))
+
+    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Arrays by their names, in a file of their own."""
+        with placing(self.path / f"{name}.npz") as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     def result(self) -> dict[str, Any]:
         return read_json(self.path / RESULT)
@@ -218,13 +226,17 @@ class Finished:
 
     def times(self, epoch: int) -> dict[str, np.ndarray]:
         """The times of the evaluation after an epoch; none where they were not kept."""
-        path = self.path / f"times-{epoch:04d}.npz"
+        return self.arrays(times_name(epoch))
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """What `Run.keep` has kept; nothing where it has not."""
+        path = self.path / f"{name}.npz"
         if not path.exists():
             return {}
         try:
             with np.load(path, allow_pickle=False) as file:
                 return dict(file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             raise StoreError(f"{path}: damaged ({error})") from error
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..models import MultiscaleCNF, NeuralCDE, SymplecticODENet
+from ..models import MultiscaleCNF, NeuralCDE, SymplecticODENet, pendulum
 from ..models.base import SolvingModule
 from .data import SeriesSet
-from .training import Outcome, Task
+from .training import Outcome, Task, Trial
+
+#: How far the cosines of a pendulum that stands may be from -1 and 1.
+UPRIGHT = 0.01
 
 Solving = TypeVar("Solving", bound=SolvingModule)
 Samples = TypeVar("Samples", SeriesSet, Tensor)
@@ -102,3 +106,35 @@ class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
         windows = self.data[split][rows].to(self.device)
         found = self.model(windows[:, 0], self.ts)
         return functional.mse_loss(found, windows.transpose(0, 1)), 0
+
+    def trial(self) -> Trial:
+        """The swing-up of the true pendulum, with the published gains and with a brake in proportion to the mass.
+
+        The published gains are not safe: mass, potential and actuation are known up to a common factor only, and with
+        it changes how much a brake of 1 brakes.
+        """
+        controllers = {"published": self.model.control, "braked": partial(self.model.control, damping=self.brake())}
+        arrays, numbers = {}, {}
+        for name, controller in controllers.items():
+            try:
+                run = pendulum.simulate(lambda x, to=controller: to(x.to(self.device)))
+            except ValueError:  # torques that are no numbers
+                numbers[name] = None
+                continue
+            off = (run.states[:, :2].cos() - torch.tensor([-1.0, 1.0])).abs()
+            late = (off.amax(-1) > UPRIGHT).nonzero().flatten()
+            settled = int(late[-1]) + 1 if len(late) else 0
+            numbers[name] = {
+                "off": off[-1].tolist(),
+                "settled": float(run.ts[settled]) if settled < len(off) else None,
+                "largest_torques": run.torques.abs().amax(0).tolist(),
+            }
+            arrays |= {f"{name}_states": run.states.numpy(), f"{name}_torques": run.torques.numpy()}
+            arrays["ts"] = run.ts.numpy()
+        return Trial("control", numbers, arrays)
+
+    @torch.no_grad()
+    def brake(self) -> float:
+        """M₁₁ of the hanging pendulum, as learned."""
+        hanging = torch.tensor([1.0, 1.0, 0.0, 0.0], device=self.device)
+        return float(torch.linalg.inv(self.model.field.inverse_mass_matrix(hanging))[0, 0])

@@ -7,6 +7,7 @@ run that is taken up again makes the very same numbers as one that was never sto
 from __future__ import annotations
 
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,6 +102,15 @@ class Outcome:
     right: int = 0
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A trained model put to use: what came of it, and the arrays that show it."""
+
+    name: str
+    numbers: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -116,6 +126,10 @@ class Task(ABC, Generic[Model]):
 
     @abstractmethod
     def outcome(self, batch: Any, record: bool) -> Outcome: ...
+
+    def trial(self) -> Trial | None:
+        """What the trained model can do beside its loss, if there is something."""
+        return None
 
 
 @dataclass
@@ -144,7 +158,8 @@ class Training:
         )
         self.next_epoch = 0
         self.iterations = 0
-        self.seconds = 0.0
+        self.seconds = {"training": 0.0, "evaluation": 0.0}
+        self.peak_memory: int | None = None
         self.best_loss, self.best_epoch = math.inf, -1
         self.best: dict[str, Tensor] = self._weights()
         self.totals = {"forward_nfe": 0, "backward_nfe": 0, "backward_rejected": 0, "backward_accepted": 0}
@@ -166,7 +181,8 @@ class Training:
             "groups": optimiser["param_groups"],
             "plateau": self.plateau.state_dict(),
             "iterations": self.iterations,
-            "seconds": self.seconds,
+            "seconds": dict(self.seconds),
+            "peak_memory": self.peak_memory,
             "best": [self.best_loss, self.best_epoch],
             "totals": self.totals,
             "stopped": self.stopped,
@@ -191,7 +207,8 @@ class Training:
             state.setdefault(int(i), {})[key] = x
         self.optimiser.load_state_dict({"state": state, "param_groups": found.rest["groups"]})
         self.plateau.load_state_dict(dict(found.rest["plateau"]))
-        self.iterations, self.seconds = found.rest["iterations"], found.rest["seconds"]
+        self.iterations, self.seconds = found.rest["iterations"], dict(found.rest["seconds"])
+        self.peak_memory = found.rest["peak_memory"]
         self.best_loss, self.best_epoch = found.rest["best"]
         self.totals, self.stopped = dict(found.rest["totals"]), found.rest["stopped"]
         self.next_epoch = found.epoch + 1
@@ -213,9 +230,10 @@ class Training:
         self.task.model.train()
         for i, batch in enumerate(self.task.batches("train", shuffle=True)):
             self._update(epoch, i, batch)
+        self.seconds["training"] += time.perf_counter() - begin
         if self.schedule.evaluates(epoch):
             self._evaluate(epoch)
-        self.seconds += time.perf_counter() - begin
+        self.peak_memory = max(filter(None, (self.peak_memory, peak_memory())), default=None)
         self.next_epoch += 1
         self.run.save(self.checkpoint())
 
@@ -271,12 +289,14 @@ class Training:
 
     def _evaluate(self, epoch: int) -> None:
         train, validation = (self.look(split, record=True) for split in ("train", "validation"))
+        self.seconds["evaluation"] += train.seconds + validation.seconds
         evaluation = {
             "epoch": epoch,
             "lr": self.optimiser.param_groups[0]["lr"],
             "train": self.numbers(train),
             "validation": self.numbers(validation),
             "totals": dict(self.totals),
+            "seconds": dict(self.seconds),
         }
         self.evaluations.append(evaluation)
         self.run.evaluated(self.evaluations, train.times())
@@ -292,7 +312,11 @@ class Training:
         torch.manual_seed(seed_of(self.seed, self.schedule.epochs))
         result = {split: self.numbers(self.look(split, record=True)) for split in SPLITS}
         result |= {"best_epoch": self.best_epoch, "epochs": self.next_epoch, "totals": self.totals}
-        result |= {"training_seconds": self.seconds}
+        result |= {"seconds": dict(self.seconds), "peak_memory": self.peak_memory}
+        trial = self.task.trial()
+        if trial is not None:
+            self.run.keep(trial.name, trial.arrays)
+            result[trial.name] = dict(trial.numbers)
         self.run.finish(result)
         return result
 
@@ -300,3 +324,13 @@ class Training:
 def gradient_size(model: nn.Module) -> float:
     grads = [x.grad for x in model.parameters() if x.grad is not None]
     return float(nn.utils.get_total_norm(grads)) if grads else 0.0
+
+
+def peak_memory() -> int | None:
+    """Bytes that this process has had at most, where the system tells."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else 1024 * found

@@ -1,6 +1,6 @@
 r"""Images for flows: from pixels to the real line and back, by bijections whose log-determinants are exact.
 
-    x = (pixel + u) / 256,  u ~ U[0, 1)                                 dequantisation
+    x = (pixel + u) / n,  u ~ U[0, 1)                                   dequantisation of n levels, 256 for bytes
     s = α + (1 − 2α)x,  y = log s − log(1 − s)                          logit
     log|dy/dx| = log(1 − 2α) − log s − log(1 − s)
 
@@ -16,27 +16,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..arguments import check_count
+
 LEVELS = 256
 INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def check_pixels(pixels: Tensor, shape: Sequence[int]) -> None:
-    """Refuse anything but integers in 0, …, 255 of shape (batch, *shape)."""
+def check_pixels(pixels: Tensor, shape: Sequence[int], levels: int = LEVELS) -> None:
+    """Refuse anything but integers in 0, …, levels − 1 of shape (batch, *shape)."""
     if not isinstance(pixels, Tensor):
         raise TypeError(f"pixels: expected a tensor, found {type(pixels).__name__}")
     if pixels.dtype not in INTEGERS:
-        raise TypeError(f"pixels: expected integers in 0…255, torch.uint8 for example, found {pixels.dtype}")
+        raise TypeError(f"pixels: expected integers in 0…{levels - 1}, torch.uint8 for example, found {pixels.dtype}")
     if tuple(pixels.shape[1:]) != tuple(shape) or pixels.ndim == 0:
         expected = ", ".join(map(str, shape))
         raise ValueError(f"pixels: expected shape (batch, {expected}), found {tuple(pixels.shape)}")
-    if pixels.dtype != torch.uint8 and pixels.numel():  # a byte cannot be out of range
+    if (pixels.dtype != torch.uint8 or levels < LEVELS) and pixels.numel():  # of 256 levels a byte cannot be out
         low, high = (int(x) for x in pixels.aminmax())
-        if low < 0 or high >= LEVELS:
-            raise ValueError(f"pixels: expected values in 0…255, found {low if low < 0 else high}")
+        if low < 0 or high >= levels:
+            raise ValueError(f"pixels: expected values in 0…{levels - 1}, found {low if low < 0 else high}")
 
 
-def dequantise(pixels: Tensor, *, deterministic: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
-    """x = (pixel + u)/256 in [0, 1), with u ~ U[0, 1) drawn anew for every pixel, or u = ½ if deterministic.
+def check_levels(levels: int) -> int:
+    """2 to 256: pixels and samples are bytes."""
+    if not 2 <= check_count("levels", levels) <= LEVELS:
+        raise ValueError(f"levels: expected 2 to {LEVELS}, found {levels}")
+    return levels
+
+
+def dequantise(
+    pixels: Tensor, *, levels: int = LEVELS, deterministic: bool = False, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """x = (pixel + u)/levels in [0, 1), with u ~ U[0, 1) drawn anew for every pixel, or u = ½ if deterministic.
 
     >>> dequantise(torch.tensor([0, 255], dtype=torch.uint8), deterministic=True)
     tensor([0.0020, 0.9980])
@@ -44,16 +55,16 @@ def dequantise(pixels: Tensor, *, deterministic: bool = False, dtype: torch.dtyp
     x = pixels.to(dtype)
     u = 0.5 if deterministic else torch.rand_like(x)
     # 255 + u may be rounded to 256.
-    return ((x + u) / LEVELS).clamp(max=1.0 - torch.finfo(dtype).eps / 2)
+    return ((x + u) / levels).clamp(max=1.0 - torch.finfo(dtype).eps / 2)
 
 
-def quantise(x: Tensor) -> Tensor:
+def quantise(x: Tensor, levels: int = LEVELS) -> Tensor:
     """The pixel, as a byte, that a value in [0, 1) came from; values outside go to the nearest one.
 
     >>> quantise(torch.tensor([-0.1, 0.5, 1.0]))
     tensor([  0, 128, 255], dtype=torch.uint8)
     """
-    return (x * LEVELS).floor().clamp(0, LEVELS - 1).to(torch.uint8)
+    return (x * levels).floor().clamp(0, levels - 1).to(torch.uint8)
 
 
 def logit(x: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -105,8 +116,8 @@ def unsqueeze(x: Tensor) -> Tensor:
     return functional.pixel_shuffle(x, 2)
 
 
-def bits_per_dim(log_prob: Tensor, dims: int) -> Tensor:
-    """−(log p(x)/D − log 256)/log 2 for a density p of dequantised images x in [0, 1)ᴰ.
+def bits_per_dim(log_prob: Tensor, dims: int, levels: int = LEVELS) -> Tensor:
+    """−(log p(x)/D − log levels)/log 2 for a density p of dequantised images x in [0, 1)ᴰ.
 
     In the mean over u this bounds the bits that a pixel takes from above (Theis et al., 2016). Eight is what the
     uniform density gives:
@@ -116,4 +127,4 @@ def bits_per_dim(log_prob: Tensor, dims: int) -> Tensor:
     """
     if dims < 1:
         raise ValueError(f"dims: expected the number of values in a sample, at least 1, found {dims!r}")
-    return -(log_prob / dims - math.log(LEVELS)) / math.log(2.0)
+    return -(log_prob / dims - math.log(levels)) / math.log(2.0)

@@ -12,8 +12,10 @@ from ..arguments import check_count
 from .base import SolvingModule, check_end
 from .cnf import CNF, ConvField, standard_normal_log_prob
 from .images import (
+    LEVELS,
     bits_per_dim,
     check_alpha,
+    check_levels,
     check_pixels,
     dequantise,
     inverse_logit,
@@ -44,6 +46,7 @@ class MultiscaleCNF(SolvingModule):
         scales, blocks: number of scales, and of blocks at each.
         layers: hidden layers of every field.
         alpha: of the logit, between 0 and ½.
+        levels: how many values a pixel can have; pixels are integers below it.
         deterministic_eval: in eval mode dequantise with u = ½ instead of noise. The result is no bound on the
             likelihood any more, but does not change from call to call.
         zero_init: whether the last convolution's weights of every field start at zero.
@@ -69,6 +72,7 @@ class MultiscaleCNF(SolvingModule):
         *,
         layers: int = 3,
         alpha: float = 1e-5,
+        levels: int = LEVELS,
         deterministic_eval: bool = False,
         zero_init: bool = True,
         trace: str | Trace = "hutchinson",
@@ -81,6 +85,7 @@ class MultiscaleCNF(SolvingModule):
         channels, height, width = self.shape = check_shape(shape, check_count("scales", scales))
         check_alpha(alpha)
         self.alpha = alpha
+        self.levels = check_levels(levels)
         self.deterministic_eval = deterministic_eval
         self.dims = channels * height * width
         self.scales = nn.ModuleList()
@@ -125,7 +130,7 @@ class MultiscaleCNF(SolvingModule):
         """The log-density, on [0, 1)ᴰ, of dequantised pixels; shape (batch,).
 
         Arguments:
-            pixels: integers in 0, …, 255, shape (batch, channels, height, width).
+            pixels: integers in 0, …, levels − 1, shape (batch, channels, height, width).
             costs: also return what the regularisers have integrated, summed over the blocks.
         """
         z, delta, integrated = self._through(self.dequantise(pixels), costs)
@@ -134,13 +139,14 @@ class MultiscaleCNF(SolvingModule):
 
     def bits_per_dim(self, pixels: Tensor) -> Tensor:
         """Bits per dimension of each image, shape (batch,); their mean is the usual loss."""
-        return bits_per_dim(self.log_prob(pixels), self.dims)
+        return bits_per_dim(self.log_prob(pixels), self.dims, self.levels)
 
     def dequantise(self, pixels: Tensor) -> Tensor:
-        """(pixel + u)/256, with noise u unless in eval mode with `deterministic_eval`."""
-        check_pixels(pixels, self.shape)
+        """(pixel + u)/levels, with noise u unless in eval mode with `deterministic_eval`."""
+        check_pixels(pixels, self.shape, self.levels)
         deterministic = self.deterministic_eval and not self.training
-        return dequantise(pixels, deterministic=deterministic, dtype=next(self.parameters()).dtype)
+        dtype = next(self.parameters()).dtype
+        return dequantise(pixels, levels=self.levels, deterministic=deterministic, dtype=dtype)
 
     def transform(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(z, Δ) of images x in [0, 1); z has shape (batch, D)."""
@@ -164,13 +170,13 @@ class MultiscaleCNF(SolvingModule):
 
     @torch.no_grad()
     def sample(self, n: int, as_bytes: bool = False) -> Tensor:
-        """n images with values in [0, 1), or as bytes in 0, …, 255; shape (n, channels, height, width).
+        """n images with values in [0, 1), or as bytes in 0, …, levels − 1; shape (n, channels, height, width).
 
         The flow's own range exceeds [0, 1) by about α on either side; values there are moved to its edge.
         """
         like = next(self.parameters())
         x = self.inverse(torch.randn(check_count("n", n), self.dims, dtype=like.dtype, device=like.device))
-        return quantise(x) if as_bytes else x.clamp(0.0, 1.0 - torch.finfo(x.dtype).eps / 2)
+        return quantise(x, self.levels) if as_bytes else x.clamp(0.0, 1.0 - torch.finfo(x.dtype).eps / 2)
 
     def _through(self, x: Tensor, costs: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         if tuple(x.shape[1:]) != self.shape:
@@ -200,7 +206,8 @@ class MultiscaleCNF(SolvingModule):
         return [flow for scale in range(len(self.scales)) for flow in self._blocks_at(scale)]
 
     def extra_repr(self) -> str:
-        own = f"shape={self.shape}, alpha={self.alpha}, deterministic_eval={self.deterministic_eval}"
+        own = f"shape={self.shape}, alpha={self.alpha}, levels={self.levels}, "
+        own += f"deterministic_eval={self.deterministic_eval}"
         return ", ".join(filter(None, (own, super().extra_repr())))
 
 

@@ -1,0 +1,115 @@
+"""Run folders in the form that training leaves them, with made-up numbers: for tests of what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seminode.experiments.settings import TOLERANCES, Settings, modes_of
+from seminode.experiments.store import Run
+from seminode.experiments.training import SPLITS, Schedule
+
+EPOCHS = (0, 10, 20)
+SCHEDULE = Schedule(epochs=21, lr=1e-3)
+#: Backward evaluations of a batch, by experiment and mode.
+NFE = {
+    "ncde": {"mixed": 2300, "seminorm": 1200, "best": 1120},
+    "cnf": {"mixed": 1770, "seminorm": 1580, "best": 900},
+    "hnn": {"mixed": 98, "seminorm": 98, "published": 56, "best": 28},
+}
+BATCHES = {"train": 4, "validation": 1, "test": 2}
+
+
+def rows() -> list[Settings]:
+    found = [
+        Settings("ncde", "made-up", "speech_commands", "mixed", rtol, atol, 128, SCHEDULE) for rtol, atol in TOLERANCES
+    ]
+    found.append(Settings("cnf", "made-up", "mnist", "mixed", 1e-5, 1e-5, 64, SCHEDULE, model=(("hidden", 32),)))
+    found.append(Settings("hnn", "made-up", "pendulum", "mixed", 1e-4, 1e-4, 256, SCHEDULE))
+    return found
+
+
+def numbers(settings: Settings, split: str, epoch: int, chance: np.random.Generator) -> dict[str, Any]:
+    nfe = NFE[settings.experiment][settings.mode] * BATCHES[split]
+    steps = nfe // 7
+    found: dict[str, Any] = {
+        "loss": float(1.0 / (1 + epoch) + 0.01 * chance.random()),
+        "samples": settings.batch * BATCHES[split],
+        "seconds": nfe * 1e-3,
+        "forward_nfe": 1100 * BATCHES[split],
+        "forward_accepted": 160 * BATCHES[split],
+        "forward_rejected": 3,
+        "backward_nfe": nfe,
+        "backward_accepted": steps,
+        "backward_rejected": steps // 10,
+        "backward_vjp_params": nfe,
+        "published_accepted": steps + 5,
+        "published_rejected": steps // 9,
+    }
+    if settings.experiment == "ncde":
+        found["accuracy"] = float(0.9 - 0.5 / (1 + epoch) + 0.01 * chance.random())
+    return found
+
+
+def times(nfe: int) -> dict[str, np.ndarray]:
+    evaluations = np.linspace(0.35, -0.01, nfe, dtype=np.float32)
+    return {
+        "evaluations": evaluations,
+        "accepted": evaluations[6::7],
+        "rejected": evaluations[:0],
+        "published_accepted": evaluations[7::9],
+        "published_rejected": evaluations[8::20],
+    }
+
+
+def control() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A pendulum that rises evenly within ten seconds and stays."""
+    ts = 0.05 * np.arange(400)
+    up = np.minimum(ts / 10.0, 1.0)
+    states = np.stack((np.pi * up, 0.3 * np.sin(np.pi * up), np.gradient(np.pi * up, 0.05), 0 * ts), 1)
+    torques = np.stack((np.sin(ts), 20 * np.cos(ts)), 1)
+    said = {"off": [0.0, 0.0], "settled": 9.7, "largest_torques": [1.0, 20.0]}
+    arrays = {"ts": ts}
+    for name in ("published", "braked"):
+        arrays |= {f"{name}_states": states, f"{name}_torques": torques}
+    return {"published": said, "braked": said}, arrays
+
+
+def write(settings: Settings, folder: Path, complete: bool = True) -> Path:
+    """A run of these settings in `folder/<name>`."""
+    chance = np.random.default_rng(settings.seed + 17)
+    nfe = NFE[settings.experiment][settings.mode]
+    circumstances = {"seminode": "0.1.0", "torch": "2.13.0", "python": "3.11", "threads": 1, "commit": "0123456789ab"}
+    with Run(folder / settings.name, {"settings": settings.as_json(), "circumstances": circumstances}) as run:
+        evaluations: list[dict[str, Any]] = []
+        for i, epoch in enumerate(EPOCHS):
+            train, validation = (numbers(settings, split, epoch, chance) for split in ("train", "validation"))
+            done = (epoch + 1) * BATCHES["train"]
+            totals = {"forward_nfe": 1100 * done, "backward_nfe": nfe * done}
+            totals |= {"backward_accepted": nfe * done // 7, "backward_rejected": nfe * done // 70}
+            seconds = {"training": nfe * done * 1e-3, "evaluation": nfe * (i + 1) * 1e-3}
+            evaluations.append({"epoch": epoch, "lr": 1e-3, "train": train, "validation": validation})
+            evaluations[-1] |= {"totals": totals, "seconds": seconds}
+            run.evaluated(evaluations, times(nfe * BATCHES["train"]))
+        if complete:
+            result: dict[str, Any] = {split: numbers(settings, split, EPOCHS[-1], chance) for split in SPLITS}
+            last = evaluations[-1]
+            result |= {"best_epoch": 20, "epochs": 21, "totals": last["totals"], "seconds": last["seconds"]}
+            result["peak_memory"] = 500_000_000
+            if settings.experiment == "hnn":
+                result["control"], arrays = control()
+                run.keep("control", arrays)
+            run.finish(result)
+    return run.path
+
+
+def write_all(folder: Path, seeds: Sequence[int] = (0, 1)) -> Path:
+    """All rows, modes and seeds."""
+    for row in rows():
+        for mode in modes_of(row.experiment):
+            for seed in seeds:
+                write(row.changed(mode=mode, seed=seed), folder)
+    return folder
