@@ -311,7 +311,7 @@ def test_shapes_of_tensors_are_checked():
 
 def test_repr_says_what_it_is():
     text = repr(small_flow())
-    assert "shape=(1, 4, 4), alpha=0.05, deterministic_eval=False, rtol=1e-07" in text
+    assert "shape=(1, 4, 4), alpha=0.05, levels=256, deterministic_eval=False, rtol=1e-07" in text
 
 
 def test_options_and_the_end_may_be_changed_later():
@@ -320,3 +320,20 @@ def test_options_and_the_end_may_be_changed_later():
     flow.t1 = 2.0
     flow.log_prob(torch.randint(256, (2, 1, 4, 4)))
     assert [stats.nfe for stats in flow.stats] == [4, 4]
+
+
+def test_images_of_fewer_levels():
+    flow = small_flow(levels=17)
+    pixels = torch.randint(17, (3, 1, 4, 4), dtype=torch.uint8)
+    x = flow.dequantise(pixels)
+    assert torch.equal((17 * x).floor().to(torch.uint8), pixels)
+    torch.manual_seed(0)
+    log_prob = flow.log_prob(pixels)
+    torch.manual_seed(0)
+    bits = flow.bits_per_dim(pixels)
+    torch.testing.assert_close(bits, (math.log(17) - log_prob / 16) / math.log(2))
+    assert int(flow.sample(4, as_bytes=True).max()) < 17
+    with pytest.raises(ValueError, match=r"pixels: expected values in 0…16, found 17"):
+        flow.dequantise(torch.full((1, 1, 4, 4), 17, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"levels: expected 2 to 256, found 1"):
+        small_flow(levels=1)

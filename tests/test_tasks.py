@@ -92,3 +92,41 @@ def test_the_pendulum_is_compared_at_all_times() -> None:
         loss, _ = task.loss(split, rows)
     assert found.shape == (8, 4, 8)
     torch.testing.assert_close(loss, (found.transpose(0, 1) - windows).square().mean())
+
+
+class Perfect(torch.nn.Module):
+    """Knows the true pendulum: its forces, its actuation and its mass."""
+
+    def __init__(self, damping: float):
+        super().__init__()
+        self.damping = damping
+
+    def control(self, x: torch.Tensor, damping: float = 1.0) -> torch.Tensor:
+        cos, sin, w = x[:2].double(), x[2:4].double(), x[4:6].double()
+        s12 = sin[0] * cos[1] + cos[0] * sin[1]
+        force = torch.stack((14.7 * sin[0] + 4.9 * s12, 4.9 * s12)) + torch.tensor([-1e-3, 0.0])
+        d1, d2 = 3.5 + cos[1], 1.25 + 0.5 * cos[1]
+        actuation = torch.stack((torch.tensor([0.0, -1.0]).to(x), torch.stack((torch.ones(()), -d2 / d1)).to(x)))
+        return torch.linalg.solve(actuation, (2.0 * force - self.damping * damping * w).to(x))
+
+
+@pytest.mark.parametrize(("damping", "stands"), [(4.0, True), (0.0, False)])
+def test_a_trial_swings_the_pendulum_up(damping: float, stands: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    task: Any = pendulum_task()
+    monkeypatch.setattr(task, "model", Perfect(damping))
+    monkeypatch.setattr(task, "brake", lambda: 1.0)
+    trial = task.trial()
+    assert trial.name == "control"
+    for name in ("published", "braked"):
+        assert trial.arrays[f"{name}_states"].shape == (400, 4)
+        assert trial.arrays[f"{name}_torques"].shape == (400, 2)
+        assert (max(trial.numbers[name]["off"]) < 0.01) == stands
+        assert (trial.numbers[name]["settled"] is not None) == stands
+
+
+def test_torques_that_are_no_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    task: Any = pendulum_task()
+    monkeypatch.setattr(task.model, "control", lambda x, damping=1.0: torch.full((2,), math.nan))
+    trial = task.trial()
+    assert trial.numbers == {"published": None, "braked": None}
+    assert trial.arrays == {}

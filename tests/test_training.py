@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from seminode.experiments.store import Finished, Run
-from seminode.experiments.training import Outcome, Schedule, Task, Training, TrainingFailed, seed_of
+from seminode.experiments.training import Outcome, Schedule, Task, Training, TrainingFailed, drifts, seed_of
 
 
 class Spiral(Task[nn.Sequential]):
@@ -187,3 +188,42 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
         process.stdout.close()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+def test_without_selection_the_last_weights_count_and_training_data_is_not_looked_at(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", config()) as run:
+        task = Spiral()
+        training = Training(run, task, Schedule(epochs=3, lr=0.05, every=1, selects=False), seed=0)
+        result = training.train()
+    assert [split for split, training in task.seen if not training] == ["validation"] * 4 + ["test"]
+    assert "train" not in result
+    assert all("train" not in each for each in Finished.load(tmp_path / "a").metrics)
+    assert result["epochs"] == 3
+    assert result["best_epoch"] == -1
+    assert {each["lr"] for each in training.evaluations} == {0.05}
+
+
+class Contracting(Spiral):
+    """Going back along it is unstable."""
+
+    def outcome(self, batch: Tensor, record: bool) -> Outcome:
+        sol = sn.solve(
+            lambda t, y: -20.0 * y + 0.01 * self.model(y),
+            batch,
+            [0.0, 2.0],
+            adjoint=sn.Backsolve(norm="seminorm", restart="fresh"),
+            record=record,
+        )
+        return Outcome(sol.ys[-1].square().sum(), len(batch), [sol.stats], [] if sol.record is None else [sol.record])
+
+
+def test_drift_is_counted_and_not_told(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", config()) as run:
+        result = Training(run, Contracting(), Schedule(epochs=2, lr=1e-3, every=1), seed=0).train()
+    assert result["totals"]["drifted"] == 6
+    assert result["test"]["drifted"] == 3
+
+
+def test_other_warnings_are_told() -> None:
+    with pytest.warns(UserWarning, match="something else"), drifts():
+        warnings.warn("something else", UserWarning, stacklevel=1)

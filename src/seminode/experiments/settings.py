@@ -98,7 +98,7 @@ def _paper() -> Iterator[Settings]:
     cde = Schedule(epochs=200, lr=1.6e-3)
     for rtol, atol in TOLERANCES:
         yield Settings("ncde", "paper", "speech_commands", "mixed", rtol, atol, 1024, cde)
-    flow = Schedule(epochs=100, lr=1e-3, weight_decay=0.0, every=1, warm_up=1000, optimiser="Adam")
+    flow = Schedule(epochs=100, lr=1e-3, weight_decay=0.0, every=1, warm_up=1000, selects=False, optimiser="Adam")
     for data, hidden in (("cifar10", 64), ("mnist", 32), ("mnist", 64), ("mnist", 128)):
         yield Settings("cnf", "paper", data, "mixed", 1e-5, 1e-5, 256, flow, model=(("hidden", hidden),))
     yield Settings("hnn", "paper", "pendulum", "mixed", 1e-4, 1e-4, 256, Schedule(epochs=50, lr=1e-3))
@@ -109,7 +109,7 @@ def _quick() -> Iterator[Settings]:
     small = (("hidden", 24), ("width", 24))
     for rtol, atol in TOLERANCES:
         yield Settings("ncde", "quick", "japanese_vowels", "mixed", rtol, atol, 108, cde, model=small)
-    flow = Schedule(epochs=3, lr=1e-2, weight_decay=0.0, every=1, warm_up=6, optimiser="Adam")
+    flow = Schedule(epochs=3, lr=1e-2, weight_decay=0.0, every=1, warm_up=6, selects=False, optimiser="Adam")
     size = (("hidden", 16), ("scales", 2), ("blocks", 1))
     yield Settings("cnf", "quick", "digits", "mixed", 1e-5, 1e-5, 256, flow, model=size)
     brief = Schedule(epochs=2, lr=1e-4, every=1)

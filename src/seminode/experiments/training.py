@@ -6,11 +6,13 @@ run that is taken up again makes the very same numbers as one that was never sto
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +26,8 @@ from .counting import strided
 from .store import Checkpoint, Run
 
 SPLITS = ("train", "validation", "test")
+#: What is summed over all updates.
+TOTALS = ("forward_nfe", "backward_nfe", "backward_rejected", "backward_accepted", "drifted")
 
 
 class TrainingFailed(Exception):
@@ -42,6 +46,7 @@ class Schedule:
     patience: int = 2  # … in so many evaluations
     give_up: int = 100  # epochs after the best one
     warm_up: int = 0  # iterations in which the learning rate rises
+    selects: bool = True  # whether the training loss is looked at: for the learning rate, and to keep the best weights
     optimiser: str = "AdamW"
 
     def evaluates(self, epoch: int) -> bool:
@@ -59,6 +64,7 @@ class Pass:
     stats: list[sn.Stats] = field(default_factory=list)
     records: list[sn.Record] = field(default_factory=list)
     seconds: float = 0.0
+    drifted: int = 0  # solves that did not find back to where they began
 
     @property
     def loss(self) -> float:
@@ -72,6 +78,7 @@ class Pass:
             for name in ("nfe", "accepted", "rejected"):
                 found[f"{way}_{name}"] = sum(getattr(each, name) for each in stats)
         found["backward_vjp_params"] = sum(each.vjp_params for each in back)
+        found["drifted"] = self.drifted
         counted = [strided(record.backward.evaluations) for record in self.records if record.backward is not None]
         found["published_accepted"] = sum(len(each.accepted) for each in counted)
         found["published_rejected"] = sum(len(each.rejected) for each in counted)
@@ -162,7 +169,13 @@ class Training:
         self.peak_memory: int | None = None
         self.best_loss, self.best_epoch = math.inf, -1
         self.best: dict[str, Tensor] = self._weights()
-        self.totals = {"forward_nfe": 0, "backward_nfe": 0, "backward_rejected": 0, "backward_accepted": 0}
+        self.totals = {
+            "forward_nfe": 0,
+            "backward_nfe": 0,
+            "backward_rejected": 0,
+            "backward_accepted": 0,
+            "drifted": 0,
+        }
         self.evaluations: list[dict[str, Any]] = []
         self.stopped = False
 
@@ -228,8 +241,10 @@ class Training:
         epoch, begin = self.next_epoch, time.perf_counter()
         torch.manual_seed(seed_of(self.seed, epoch))
         self.task.model.train()
-        for i, batch in enumerate(self.task.batches("train", shuffle=True)):
-            self._update(epoch, i, batch)
+        with drifts() as seen:
+            for i, batch in enumerate(self.task.batches("train", shuffle=True)):
+                self._update(epoch, i, batch)
+        self.totals["drifted"] += len(seen)
         self.seconds["training"] += time.perf_counter() - begin
         if self.schedule.evaluates(epoch):
             self._evaluate(epoch)
@@ -270,9 +285,11 @@ class Training:
         found, begin = Pass(), time.perf_counter()
         self.task.model.eval()
         for batch in self.task.batches(split, shuffle=True):
-            outcome = self.task.outcome(batch, record)
-            outcome.loss.backward()
+            with drifts() as seen:
+                outcome = self.task.outcome(batch, record)
+                outcome.loss.backward()
             self.optimiser.zero_grad()
+            found.drifted += len(seen)
             found.losses.append(outcome.loss.item())
             found.sizes.append(outcome.samples)
             found.samples += outcome.samples
@@ -288,29 +305,35 @@ class Training:
         return found.numbers() | accuracy
 
     def _evaluate(self, epoch: int) -> None:
-        train, validation = (self.look(split, record=True) for split in ("train", "validation"))
-        self.seconds["evaluation"] += train.seconds + validation.seconds
+        splits = ("train", "validation") if self.schedule.selects else ("validation",)
+        found = {split: self.look(split, record=True) for split in splits}
+        self.seconds["evaluation"] += sum(each.seconds for each in found.values())
         evaluation = {
             "epoch": epoch,
             "lr": self.optimiser.param_groups[0]["lr"],
-            "train": self.numbers(train),
-            "validation": self.numbers(validation),
+            **{split: self.numbers(each) for split, each in found.items()},
             "totals": dict(self.totals),
             "seconds": dict(self.seconds),
         }
         self.evaluations.append(evaluation)
-        self.run.evaluated(self.evaluations, train.times())
-        self.plateau.step(train.loss)
-        if train.loss * 1.0001 < self.best_loss:
-            self.best_loss, self.best_epoch, self.best = train.loss, epoch, self._weights()
-        self.stopped = epoch > self.best_epoch + self.schedule.give_up
+        self.run.evaluated(self.evaluations, found[splits[0]].times())
+        if self.schedule.selects:
+            self._select(epoch, found["train"].loss)
         self.progress.evaluated(evaluation)
 
+    def _select(self, epoch: int, loss: float) -> None:
+        self.plateau.step(loss)
+        if loss * 1.0001 < self.best_loss:
+            self.best_loss, self.best_epoch, self.best = loss, epoch, self._weights()
+        self.stopped = epoch > self.best_epoch + self.schedule.give_up
+
     def finish(self) -> dict[str, Any]:
-        """The best weights once more, on all three splits."""
-        self.task.model.load_state_dict(self.best)
+        """The best weights, or the last ones where none are selected, on all splits that are looked at and the test."""
+        if self.schedule.selects:
+            self.task.model.load_state_dict(self.best)
         torch.manual_seed(seed_of(self.seed, self.schedule.epochs))
-        result = {split: self.numbers(self.look(split, record=True)) for split in SPLITS}
+        splits = SPLITS if self.schedule.selects else SPLITS[1:]
+        result = {split: self.numbers(self.look(split, record=True)) for split in splits}
         result |= {"best_epoch": self.best_epoch, "epochs": self.next_epoch, "totals": self.totals}
         result |= {"seconds": dict(self.seconds), "peak_memory": self.peak_memory}
         trial = self.task.trial()
@@ -319,6 +342,24 @@ class Training:
             result[trial.name] = dict(trial.numbers)
         self.run.finish(result)
         return result
+
+
+@contextlib.contextmanager
+def drifts() -> Iterator[list[str]]:
+    """Collects what `DriftWarning` tells: the published adjoint drifts in many batches, so they are counted."""
+    found: list[str] = []
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, sn.DriftWarning):
+                found.append(str(message))
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.simplefilter("always", sn.DriftWarning)
+        warnings.showwarning = show
+        yield found
 
 
 def gradient_size(model: nn.Module) -> float:
