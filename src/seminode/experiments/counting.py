@@ -42,12 +42,13 @@ def strided(times: Sequence[float], prescribed: bool = False) -> Strided:
     return found
 
 
-def accumulated(evaluations: Sequence[int]) -> int:
+def accumulated(evaluations: Sequence[int], every: int = 10) -> int:
     """Backward evaluations "throughout training", as published: ten times those of the passes over the training set
-    at every tenth epoch and at the last one, as if each stood for ten epochs.
+    at every tenth epoch and at the last one, as if each stood for ten epochs. Where a schedule evaluates at every k-th
+    epoch, k takes the place of ten.
 
     Example:
         >>> accumulated([98 * 79] * 6)  # the pendulum's 50 epochs, counted as 60
         464520
     """
-    return 10 * sum(evaluations)
+    return every * sum(evaluations)

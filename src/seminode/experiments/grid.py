@@ -1,0 +1,127 @@
+"""A table of text, for a terminal, for Markdown and for a web page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import NamedTuple
+
+#: Of a note on a terminal.
+WIDTH = 110
+
+
+class Column(NamedTuple):
+    """A column's name, and that of the columns that it stands with."""
+
+    name: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text below columns. A row of one cell is a heading for those below it.
+
+    Example:
+        >>> table = Table("sizes", "Sizes", (Column(""), Column("now")), (("fruit",), ("apples", "12")), ("Counted.",))
+        >>> print(table.text())
+        Sizes
+        <BLANKLINE>
+                now
+        ------  ---
+        fruit
+        apples   12
+        <BLANKLINE>
+        - Counted.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) not in (1, len(self.columns)):
+                raise ValueError(f"rows: expected 1 or {len(self.columns)} cells, found {len(row)} in {row}")
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Names that stand above the columns, with the number of columns of each; nothing where there are none."""
+        found = [(name, len(list(columns))) for name, columns in groupby(self.columns, key=lambda column: column.group)]
+        return found if any(name for name, _ in found) else []
+
+    def text(self) -> str:
+        """For a terminal."""
+        cells = [[_narrow(cell) for cell in row] for row in self.rows]
+        names = [column.name for column in self.columns]
+        widths = [
+            max(len(row[i]) for row in [names, *(row for row in cells if len(row) > 1)]) for i in range(len(names))
+        ]
+        lines = [self.title, ""]
+        if self.groups:
+            lines.append("  ".join(_above(self.groups, widths)).rstrip())
+        lines.append(_aligned(names, widths))
+        lines.append("  ".join("-" * width for width in widths))
+        for row in cells:
+            if len(row) == 1:
+                lines += ["", row[0]] if self.groups else row
+            else:
+                lines.append(_aligned(row, widths))
+        notes = [textwrap.fill(note, WIDTH, initial_indent="- ", subsequent_indent="  ") for note in self.notes]
+        return "\n".join([*lines, *([""] if notes else []), *notes])
+
+    def markdown(self) -> str:
+        """For a repository; the title is bold."""
+        names = [f"{column.group}: {column.name}" if column.group else column.name for column in self.columns]
+        rows = [names, ["---"] + ["---:"] * (len(names) - 1)]
+        for row in self.rows:
+            rows.append([f"**{row[0]}**"] + [""] * (len(names) - 1) if len(row) == 1 else list(row))
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return f"**{self.title}**\n\n{table}\n" + (f"{notes}\n" if notes else "")
+
+    def html(self) -> str:
+        """For a page: a box that scrolls by itself where it is too narrow, and the notes below it."""
+        head = "".join(f'<th scope="col">{escape(column.name)}</th>' for column in self.columns)
+        above = "".join(f'<th scope="colgroup" colspan="{n}">{escape(name)}</th>' for name, n in self.groups)
+        groups = "".join(f'<colgroup span="{n}"></colgroup>' for _, n in self.groups)
+        rows = "\n".join(_html_row(row, len(self.columns)) for row in self.rows)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        return (
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(self.title)}">\n'
+            f'<table id="table-{escape(self.name)}"><caption>{escape(self.title)}</caption>{groups}\n<thead>'
+            + (f"<tr>{above}</tr>\n" if above else "")
+            + f"<tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>\n"
+            + (f'<ul class="notes">{notes}</ul>\n' if notes else "")
+        )
+
+
+def _narrow(cell: str) -> str:
+    return cell.replace(" ± ", "±")
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """The first cell to the left, numbers to the right."""
+    first, *rest = row
+    return "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]).rstrip()
+
+
+def _above(groups: Sequence[tuple[str, int]], widths: list[int]) -> Iterator[str]:
+    """Names over their columns; a column that is too narrow for its group's name is widened."""
+    at = 0
+    for name, n in groups:
+        lacking = len(name) - (sum(widths[at : at + n]) + 2 * (n - 1))
+        widths[at + n - 1] += max(0, lacking)
+        yield name.center(sum(widths[at : at + n]) + 2 * (n - 1))
+        at += n
+
+
+def _html_row(row: Sequence[str], columns: int) -> str:
+    if len(row) == 1:
+        return f'<tr class="heading"><th scope="rowgroup" colspan="{columns}"><span>{escape(row[0])}</span></th></tr>'
+    cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+    return f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'

@@ -1,0 +1,213 @@
+"""What complete run folders say, gathered by the rows of the paper's tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from . import published
+from .counting import accumulated
+from .settings import EXPERIMENTS, Settings
+from .spread import Spread
+from .store import Finished
+
+Quantity = Callable[[Finished], float | None]
+
+
+class Quality(NamedTuple):
+    """What a trained model of an experiment is judged by: its name, where it is, the paper's unit and decimals."""
+
+    name: str
+    key: str
+    scale: float
+    digits: int
+    higher: bool = False  # whether more is better
+
+    def __call__(self, run: Finished) -> float:
+        return self.scale * result(run)["test"][self.key]
+
+
+QUALITIES = {
+    "ncde": Quality("test accuracy (%)", "accuracy", 100.0, 1, higher=True),
+    "cnf": Quality("test bits/dim", "loss", 1.0, 4),
+    "hnn": Quality("test error (10⁻⁴)", "loss", 1e4, 3),
+}
+
+
+def result(run: Finished) -> Mapping[str, Any]:
+    if run.result is None:
+        raise ValueError(f"run: expected a complete one, found {run.path.name}, which is not")
+    return run.result
+
+
+# Quantities of a run.
+
+
+def batches(run: Finished, split: str = "train") -> int:
+    return math.ceil(result(run)[split]["samples"] / run.settings["batch"])
+
+
+def updates(run: Finished) -> int:
+    return result(run)["epochs"] * batches(run)
+
+
+def true_nfe(run: Finished) -> float:
+    """Backward evaluations of all training steps."""
+    return result(run)["totals"]["backward_nfe"]
+
+
+def forward_nfe(run: Finished) -> float:
+    return result(run)["totals"]["forward_nfe"]
+
+
+def published_nfe(run: Finished) -> float:
+    """Backward evaluations as the paper counts them, by the run's own schedule."""
+    passes = [evaluation["train"]["backward_nfe"] for evaluation in run.metrics]
+    return accumulated(passes, run.settings["schedule"]["every"])
+
+
+def published_epochs(run: Finished) -> float:
+    """Epochs that the paper's count stands for."""
+    return run.settings["schedule"]["every"] * len(run.metrics)
+
+
+def true_per_batch(run: Finished) -> float:
+    return true_nfe(run) / updates(run)
+
+
+def published_per_batch(run: Finished) -> float:
+    return published_nfe(run) / (published_epochs(run) * batches(run))
+
+
+def seconds(run: Finished) -> float:
+    return result(run)["seconds"]["training"]
+
+
+def memory(run: Finished) -> float | None:
+    """Bytes that the process has had at most, where the system told."""
+    return result(run)["peak_memory"]
+
+
+def tested(name: str) -> Quantity:
+    """A number of the last pass over the test set."""
+    return lambda run: result(run)["test"][name]
+
+
+STEPS = ("backward_accepted", "backward_rejected", "published_accepted", "published_rejected")
+#: What a run must have to be of use.
+NUMBERS = (
+    *(true_nfe, forward_nfe, published_nfe, true_per_batch, published_per_batch, seconds),
+    *(tested(name) for name in ("backward_nfe", *STEPS)),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A row of the tables: all complete runs of it, by mode and in the order of seeds."""
+
+    settings: Settings
+    modes: Mapping[str, Sequence[Finished]]
+
+    @property
+    def experiment(self) -> str:
+        return self.settings.experiment
+
+    @property
+    def row(self) -> str:
+        return self.settings.row
+
+    @property
+    def title(self) -> str:
+        """What sets the row apart from others of its experiment."""
+        own = self.settings
+        data = own.data.replace("_", " ")
+        if own.experiment == "ncde":
+            return f"{data}, rtol {own.rtol:g}, atol {own.atol:g}"
+        hidden = dict(own.model).get("hidden")
+        return f"{data}, {hidden} channels" if own.experiment == "cnf" and hidden else data
+
+    @property
+    def published(self) -> published.Row | None:
+        return published.beside(self.settings)
+
+    @property
+    def quality(self) -> Quality:
+        return QUALITIES[self.experiment]
+
+    @property
+    def compatible(self) -> str:
+        """The mode that does what the paper's code does where the paper says seminorm."""
+        return "published" if self.experiment == "hnn" else "seminorm"
+
+    @property
+    def runs(self) -> Iterator[Finished]:
+        return (run for runs in self.modes.values() for run in runs)
+
+    def spread(self, mode: str, quantity: Quantity) -> Spread | None:
+        """Over the seeds of a mode; none where there is nothing to measure."""
+        values = (quantity(run) for run in self.modes.get(mode, ()))
+        return Spread.of(value for value in values if value is not None)
+
+    @property
+    def differences(self) -> list[str]:
+        """Settings in which runs differ that should differ in mode and seed only."""
+        alike = ("mode", "seed", "device", "compile", "preset")
+        found = [{**run.settings} for run in self.runs]
+        return sorted(name for name in found[0] if name not in alike and any(x[name] != found[0][name] for x in found))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Rows with something complete, in the paper's order, and the runs that are left out, with the reasons."""
+
+    problems: Sequence[Problem]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, experiment: str) -> list[Problem]:
+        return [problem for problem in self.problems if problem.experiment == experiment]
+
+
+def gather(runs: Sequence[Finished]) -> Gathered:
+    """Runs by row, mode and seed. Incomplete and damaged ones are left out."""
+    found: dict[str, dict[str, list[Finished]]] = {}
+    own: dict[str, Settings] = {}
+    left_out: dict[str, str] = {}
+    for run in runs:
+        why = _fault(run)
+        if why is not None:
+            left_out[run.path.name] = why
+            continue
+        settings = Settings.of_json(run.settings)
+        own.setdefault(settings.row, settings)
+        found.setdefault(settings.row, {}).setdefault(settings.mode, []).append(run)
+    problems = [
+        Problem(own[row], {mode: _by_seed(each) for mode, each in modes.items()}) for row, modes in found.items()
+    ]
+    return Gathered(sorted(problems, key=_place), left_out)
+
+
+def _by_seed(runs: Sequence[Finished]) -> tuple[Finished, ...]:
+    return tuple(sorted(runs, key=lambda run: run.settings["seed"]))
+
+
+def _place(problem: Problem) -> tuple[int, int, str]:
+    row = problem.published
+    rank = len(published.ROWS) if row is None else published.ROWS.index(row)
+    return EXPERIMENTS.index(problem.experiment), rank, problem.row
+
+
+def _fault(run: Finished) -> str | None:
+    """Why a run cannot be used, if it cannot."""
+    if run.result is None:
+        return "not complete"
+    try:
+        settings = Settings.of_json(run.settings)
+        for quantity in (*NUMBERS, QUALITIES[settings.experiment], memory):
+            found = quantity(run)
+            if not isinstance(found, int | float) and quantity is not memory:
+                return f"damaged: expected numbers, found {found!r}"
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return f"damaged ({type(error).__name__}: {error})"
+    return None

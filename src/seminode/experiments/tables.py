@@ -1,0 +1,259 @@
+"""The paper's tables out of run folders, in four columns of truth.
+
+As published; published-compatible, with the paper's way to count and its slip; correct; and seminode's best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from . import measures, published
+from .grid import Column, Table
+from .measures import Gathered, Problem, Quantity, gather, tested
+from .reductions import reductions
+from .spread import Spread, ratio, saving
+from .store import Finished
+
+__all__ = ["Table", "ncde", "cnf", "hnn", "rejections", "savings", "all_tables", "reductions"]
+
+
+class Truth(NamedTuple):
+    """A column: what stands above it, which norm it is called by, and where the column to compare it with is."""
+
+    group: str
+    name: str
+    base: int
+
+
+TRUTHS = (
+    Truth("as published", "mixed", 0),
+    Truth("as published", "seminorm", 0),
+    Truth("published-compatible", "mixed", 2),
+    Truth("published-compatible", "seminorm", 2),
+    Truth("correct", "mixed", 4),
+    Truth("correct", "seminorm", 4),
+    Truth("best", "best", 4),
+)
+COLUMNS = (Column(""), *(Column(truth.name, truth.group) for truth in TRUTHS))
+Cells = list[Spread | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity, one number a column: the paper's, and those of runs counted in its way and in truth."""
+
+    label: str
+    paper: Callable[[published.Norm], Spread | None]
+    compatible: Quantity
+    true: Quantity
+    show: Callable[[Spread], str] = Spread.count
+
+    def cells(self, problem: Problem) -> Cells:
+        row = problem.published
+        said: Cells = [None, None] if row is None else [self.paper(row.mixed), self.paper(row.seminorm)]
+        counted = [problem.spread(mode, self.compatible) for mode in ("mixed", problem.compatible)]
+        return said + counted + [problem.spread(mode, self.true) for mode in ("mixed", "seminorm", "best")]
+
+    def texts(self, cells: Cells) -> list[str]:
+        return ["" if cell is None else self.show(cell) for cell in cells]
+
+
+def _nothing(norm: published.Norm) -> None:
+    return None
+
+
+def _relative(cells: Cells, compare: Callable[[Spread | None, Spread | None], float | None], show: str) -> list[str]:
+    """Every column against the mixed norm of its own kind, which itself stays empty."""
+    found = [compare(cell, cells[truth.base]) for cell, truth in zip(cells, TRUTHS, strict=True)]
+    bases = {truth.base for truth in TRUTHS}
+    return ["" if x is None or i in bases else show.format(x) for i, x in enumerate(found)]
+
+
+def _repeats(problem: Problem) -> list[str]:
+    row = problem.published
+    said = ["", ""] if row is None else [str(row.mixed.nfe.n), str(row.seminorm.nfe.n)]
+    modes = ("mixed", problem.compatible, "mixed", "seminorm", "best")
+    return said + [str(len(problem.modes.get(mode, ()))) for mode in modes]
+
+
+NFE = Line("backward NFE in training", lambda norm: norm.nfe, measures.published_nfe, measures.true_nfe)
+FORWARD = Line("forward NFE in training", _nothing, measures.forward_nfe, measures.forward_nfe)
+MEMORY = Line("peak memory (MB)", _nothing, measures.memory, measures.memory, lambda spread: spread.text(0, scale=1e-6))
+SECONDS = Line(
+    "seconds in training",
+    _nothing,
+    measures.seconds,
+    measures.seconds,
+    lambda spread: spread.text(1 if spread.mean < 100 else 0),
+)
+REJECTED = Line("rejected steps", lambda norm: norm.rejected, tested("published_rejected"), tested("backward_rejected"))
+ACCEPTED = Line("accepted steps", lambda norm: norm.accepted, tested("published_accepted"), tested("backward_accepted"))
+
+
+def _per_batch(problem: Problem) -> Line:
+    row = problem.published
+    each = 1.0 if row is None else 1.0 / row.updates
+
+    def paper(norm: published.Norm) -> Spread:
+        return Spread(norm.nfe.mean * each, (norm.nfe.sd or 0.0) * each, norm.nfe.n)
+
+    return Line("backward NFE a batch", paper, measures.published_per_batch, measures.true_per_batch)
+
+
+def _heading(problem: Problem) -> str:
+    row = problem.published
+    if row is None:
+        return f"{problem.title} (not in the paper)"
+    return problem.title if row.name == problem.row else f"{problem.title} – beside the paper's {row.title}"
+
+
+def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
+    quality = problem.quality
+    judged = Line(quality.name, lambda norm: norm.quality, quality, quality, lambda spread: spread.text(quality.digits))
+    evaluations, spent = NFE.cells(problem), SECONDS.cells(problem)
+    per_batch = _per_batch(problem)
+    found = [
+        [judged.label, *judged.texts(judged.cells(problem))],
+        [NFE.label, *NFE.texts(evaluations)],
+        [per_batch.label, *per_batch.texts(per_batch.cells(problem))],
+        ["saved against mixed (%)", *_relative(evaluations, saving, "{:.1f}")],
+        [FORWARD.label, *FORWARD.texts(FORWARD.cells(problem))],
+        [SECONDS.label, *SECONDS.texts(spent)],
+        ["times as fast as mixed", *_relative(spent, lambda less, more: ratio(more, less), "{:.2f}")],
+        [MEMORY.label, *MEMORY.texts(MEMORY.cells(problem))],
+        ["runs", *_repeats(problem)],
+    ]
+    return [(_heading(problem),), *(tuple(row) for row in found)]
+
+
+def _rejection_rows(problem: Problem) -> list[tuple[str, ...]]:
+    row = problem.published
+    rejected, accepted = REJECTED.cells(problem), ACCEPTED.cells(problem)
+    said = [None, None] if row is None else [row.mixed.proportion, row.seminorm.proportion]
+    shares = [*said, *(proportion(r, a) for r, a in zip(rejected[2:], accepted[2:], strict=True))]
+    found = [
+        [REJECTED.label, *REJECTED.texts(rejected)],
+        [ACCEPTED.label, *ACCEPTED.texts(accepted)],
+        ["rejected (%)", *("" if x is None else f"{x:.2f}" for x in shares)],
+        ["runs", *_repeats(problem)],
+    ]
+    return [(f"{problem.experiment}: {_heading(problem)}",), *(tuple(row) for row in found)]
+
+
+def proportion(rejected: Spread | None, accepted: Spread | None) -> float | None:
+    """Of rejected among all steps, of the means, in per cent; none where there are no steps."""
+    if rejected is None or accepted is None or rejected.mean + accepted.mean == 0:
+        return None
+    return 100 * rejected.mean / (rejected.mean + accepted.mean)
+
+
+# Notes.
+
+COUNTS = (
+    "Mean ± sample standard deviation over seeds; k and M are thousands and millions. NFE: evaluations of the field, "
+    "one together with its vector–Jacobian product."
+)
+STEPS = (
+    "Backward steps on one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
+    "of a step. Correct and best: what the solver did; best replays accepted steps of the forward pass and rejects none."
+)
+PENDULUM = (
+    "The published-compatible seminorm slices the adjoint state as the paper's code did, at eight times its size; the "
+    "correct one leaves out just the parameters."
+)
+
+
+def _schedules(problems: Sequence[Problem]) -> str:
+    """How the paper's count was made of these runs."""
+    found = {(run.settings["schedule"]["every"], len(run.metrics), measures.result(run)["epochs"])
+             for problem in problems for run in problem.runs}  # fmt: skip
+    said = [
+        f"{every} × the {passes} passes at every {_nth(every)} epoch and at the last: {every * passes} epochs, where "
+        f"there were {epochs}"
+        for every, passes, epochs in sorted(found)
+    ]
+    return (
+        "Published-compatible NFE are extrapolated from evaluation passes over the training set, as the paper does "
+        f"({'; '.join(said)}). Correct and best are sums over all training steps."
+    )
+
+
+def _nth(n: int) -> str:
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
+
+
+def _left_out(gathered: Gathered, experiment: str | None) -> list[str]:
+    """Runs are named after their experiments, whatever is wrong with them."""
+    own = [f"{name} ({why})" for name, why in gathered.left_out.items() if name.startswith(experiment or "")]
+    return [f"Left out: {', '.join(own)}."] if own else []
+
+
+def _differing(problems: Sequence[Problem]) -> list[str]:
+    return [
+        f"Runs of {problem.row} differ in more than mode and seed: {', '.join(problem.differences)}."
+        for problem in problems
+        if problem.differences
+    ]
+
+
+def _training(name: str, title: str, runs: Sequence[Finished], notes: Sequence[str] = ()) -> Table:
+    gathered = gather(runs)
+    problems = gathered.of(name)
+    rows = [row for problem in problems for row in _training_rows(problem)]
+    said = [COUNTS, _schedules(problems), *notes] if problems else []
+    said += [*_left_out(gathered, name), *_differing(problems), *reductions(runs, name)]
+    return Table(name, title, COLUMNS, tuple(rows), tuple(said))
+
+
+# The tables.
+
+
+def ncde(runs: Sequence[Finished]) -> Table:
+    """Accuracy and cost of the neural CDE, by tolerance."""
+    return _training("ncde", "Neural CDE", runs)
+
+
+def cnf(runs: Sequence[Finished]) -> Table:
+    """Bits per dimension and cost of the flows, by data and size."""
+    note = "How the paper added up the evaluations of its flows is not known; the count of the other two is used here."
+    return _training("cnf", "Continuous normalising flows", runs, [note])
+
+
+def hnn(runs: Sequence[Finished]) -> Table:
+    """Error and cost of the Symplectic ODE-Net."""
+    return _training("hnn", "Symplectic ODE-Net on the double pendulum", runs, [PENDULUM])
+
+
+def rejections(runs: Sequence[Finished]) -> Table:
+    """Steps of a pass over the test set, as the paper's counter finds them and as they were."""
+    gathered = gather(runs)
+    rows = [row for problem in gathered.problems for row in _rejection_rows(problem)]
+    notes = [STEPS, *_left_out(gathered, None), *_differing(gathered.problems)]
+    return Table("rejections", "Accepted and rejected steps", COLUMNS, tuple(rows), tuple(notes))
+
+
+def savings(runs: Sequence[Finished]) -> Table:
+    """Backward evaluations saved against the mixed norm: one line a row of the paper's tables."""
+    columns = tuple(map(Column, ("", "as published", "published-compatible", "correct", "best")))
+    rows = []
+    for problem in gather(runs).problems:
+        cells = _relative(NFE.cells(problem), saving, "{:.1f} %")
+        rows.append((f"{problem.experiment}: {problem.title}", cells[1], cells[3], cells[5], cells[6]))
+    return Table("savings", "Backward evaluations saved against the mixed norm", columns, tuple(rows))
+
+
+def all_tables(runs: Sequence[Finished]) -> list[Table]:
+    """Those of the experiments that have complete runs, and the steps of all of them.
+
+    Raises:
+        ValueError: if no run is complete.
+    """
+    gathered = gather(runs)
+    if not gathered.problems:
+        why = ", ".join(f"{name} ({reason})" for name, reason in gathered.left_out.items())
+        raise ValueError(f"runs: expected a complete one, found {why or 'none at all'}")
+    own = {"ncde": ncde, "cnf": cnf, "hnn": hnn}
+    return [*(make(runs) for name, make in own.items() if gathered.of(name)), rejections(runs)]
