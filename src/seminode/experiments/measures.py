@@ -85,6 +85,15 @@ def seconds(run: Finished) -> float:
     return result(run)["seconds"]["training"]
 
 
+def best_epoch(run: Finished) -> float:
+    return result(run)["best_epoch"]
+
+
+def validation_loss(run: Finished) -> float:
+    """The lowest of all evaluations."""
+    return min(evaluation["validation"]["loss"] for evaluation in run.metrics)
+
+
 def memory(run: Finished) -> float | None:
     """Bytes that the process has had at most, where the system told."""
     return result(run)["peak_memory"]
@@ -99,6 +108,7 @@ STEPS = ("backward_accepted", "backward_rejected", "published_accepted", "publis
 #: What a run must have to be of use.
 NUMBERS = (
     *(true_nfe, forward_nfe, published_nfe, true_per_batch, published_per_batch, seconds),
+    *(best_epoch, validation_loss),
     *(tested(name) for name in ("backward_nfe", *STEPS)),
 )
 
@@ -204,6 +214,9 @@ def _fault(run: Finished) -> str | None:
         return "not complete"
     try:
         settings = Settings.of_json(run.settings)
+        other = run.settings.get("adjoint")
+        if other is not None:
+            return f"made with {other} in place of its mode's own adjoint"
         for quantity in (*NUMBERS, QUALITIES[settings.experiment], memory):
             found = quantity(run)
             if not isinstance(found, int | float) and quantity is not memory:

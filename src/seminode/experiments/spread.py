@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +11,8 @@ import numpy as np
 UNITS = ((1e9, 1e9, " G", 2), (1e6, 1e6, " M", 2), (1e4, 1e3, " k", 2))
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True)
+class Spread:
     """The mean over `n` repeats and their sample standard deviation; that is `None` where there is one repeat."""
 
     mean: float

@@ -157,7 +157,7 @@ COUNTS = (
 )
 STEPS = (
     "Backward steps on one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
-    "of a step. Correct and best: what the solver did; best replays accepted steps of the forward pass and rejects none."
+    "of a step. Correct and best: what the solver did; best replays the accepted steps of the forward pass."
 )
 PENDULUM = (
     "The published-compatible seminorm slices the adjoint state as the paper's code did, at eight times its size; the "

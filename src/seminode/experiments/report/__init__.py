@@ -1,0 +1,106 @@
+"""One page about what run folders say of the paper, to be opened in a browser, and the same as Markdown.
+
+Every number in it is out of the run folders or the paper's tables.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..measures import Gathered, gather
+from ..store import Finished, StoreError, placing, runs
+from .content import content
+from .pictures import Shown, shown
+
+if TYPE_CHECKING:
+    from ..figures import Drawn
+
+HTML, MARKDOWN, FIGURES = "report.html", "report.md", "figures"
+
+
+class LeftOut(UserWarning):
+    """A run folder is not in the report."""
+
+
+class Written(NamedTuple):
+    """The files of a report."""
+
+    html: Path
+    markdown: Path
+
+
+def write(folder: Path, out: Path | None = None) -> Written:
+    """Write `report.html`, `report.md` and `figures/` about the run folders in `folder`.
+
+    The page holds everything that it shows; the Markdown refers to the figures' files.
+
+    Arguments:
+        folder: where the runs are, one folder each.
+        out: where to write; `folder` itself unless something else is given.
+
+    Raises:
+        StoreError: if there is no complete run.
+
+    Warns:
+        LeftOut: of every run folder that is damaged or not complete.
+    """
+    folder = Path(folder)
+    out = folder if out is None else Path(out)
+    gathered = _read(folder)
+    usable = [run for problem in gathered.problems for run in problem.runs]
+    pictures, trouble = _figures(usable, folder, out / FIGURES)
+    page = content(gathered, usable, pictures, trouble)
+    return _render(page, out)
+
+
+def _read(folder: Path) -> Gathered:
+    damaged: dict[str, str] = {}
+
+    def skip(error: StoreError) -> None:
+        path, _, why = str(error).partition(": ")
+        damaged[Path(path).parent.name] = f"damaged ({Path(path).name}: {why})"
+
+    found = gather(runs(folder, skip))
+    left_out = {**damaged, **found.left_out}
+    if not found.problems:
+        said = ", ".join(f"{name} ({why})" for name, why in left_out.items())
+        raise StoreError(f"{folder}: expected folders of complete runs, found {said or 'none'}")
+    for name, why in left_out.items():
+        warnings.warn(f"{folder / name} is left out: {why}", LeftOut, stacklevel=3)
+    return Gathered(found.problems, left_out)
+
+
+def draw(found: Sequence[Finished], folder: Path, out: Path) -> Sequence[Drawn]:
+    """All figures, by the room that draws them; it needs matplotlib."""
+    from ..figures import draw_all
+
+    return draw_all(found, folder, out)
+
+
+def _figures(found: Sequence[Finished], folder: Path, out: Path) -> tuple[list[Shown], str]:
+    """Figures for the page, and what kept them from being drawn."""
+    try:
+        return [shown(each, out.parent) for each in draw(found, folder, out)], ""
+    except (ImportError, StoreError) as error:
+        warnings.warn(f"no figures: {error}", LeftOut, stacklevel=3)
+        return [], f"The figures could not be drawn: {error}"
+
+
+def _render(page: dict[str, Any], out: Path) -> Written:
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    here = resources.files(__package__ or __name__)
+    written = Written(out / HTML, out / MARKDOWN)
+    for path, markup in ((written.html, True), (written.markdown, False)):
+        environment = Environment(autoescape=markup, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        template = environment.from_string((here / f"{path.name}.jinja").read_text(encoding="utf-8"))
+        style = Markup((here / "style.css").read_text(encoding="utf-8"))
+        text = template.render(page, style=style, safe=Markup)
+        with placing(path) as temporary:
+            temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
+    return written

@@ -1,0 +1,127 @@
+"""What the paper claims, and whether these runs bear it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import published
+from ..measures import Gathered, Problem, Quality, result, tested
+from ..spread import Spread
+from ..tables import proportion
+from .findings import ALIKE, NOTHING, Finding, Verdict, compatible_saving, correct_saving, listed, percent, untested
+
+
+def claims(gathered: Gathered) -> list[Finding]:
+    return [
+        _saves(gathered.of("ncde"), "ncde-saving", "The seminorm saves backward evaluations of neural CDEs"),
+        _saves(gathered.of("cnf"), "cnf-saving", "The seminorm saves backward evaluations of flows"),
+        _pendulum(gathered.of("hnn")),
+        _quality(gathered.problems),
+        _rejections(gathered.problems),
+        _swing_up(gathered.of("hnn")),
+    ]
+
+
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The one verdict where all agree, else: in part."""
+    return verdicts[0] if len(set(verdicts)) == 1 else Verdict.PARTLY
+
+
+def _saves(problems: Sequence[Problem], name: str, title: str) -> Finding:
+    experiment = name.split("-")[0]
+    rows = [row for row in published.ROWS if row.experiment == experiment]
+    said = f"Saved: {listed([f'{percent(row.saving)} ({row.title})' for row in rows])}."
+    found, verdicts = [], []
+    for problem in problems:
+        own, row = correct_saving(problem), problem.published
+        if own is None or row is None:
+            continue
+        if own < NOTHING and row.saving >= NOTHING:
+            verdicts.append(Verdict.FAILS)
+        else:
+            verdicts.append(Verdict.HOLDS if own >= row.saving - ALIKE else Verdict.PARTLY)
+        found.append(f"{percent(own)} on {problem.title} (paper: {percent(row.saving)})")
+    if not found:
+        return untested(name, title, said, "There are no runs of both norms.")
+    return Finding(name, title, said, f"Saved, counted in truth: {'; '.join(found)}.", _together(verdicts))
+
+
+def _pendulum(problems: Sequence[Problem]) -> Finding:
+    row = next(row for row in published.ROWS if row.experiment == "hnn")
+    name, title = "hnn-saving", "The seminorm saves backward evaluations of the pendulum's network"
+    said = f"Saved: {percent(row.saving)}."
+    found, verdicts = [], []
+    for problem in problems:
+        own, theirs = correct_saving(problem), compatible_saving(problem)
+        if own is None:
+            continue
+        slip = "" if theirs is None else f"{percent(theirs)} with the slice of the paper's code; "
+        found.append(f"{slip}{percent(own)} with the seminorm as the paper defines it")
+        verdicts.append(Verdict.FAILS if own < NOTHING else Verdict.HOLDS)
+    if not found:
+        return untested(name, title, said, "There are no runs of both norms.")
+    return Finding(name, title, said, f"Saved: {'; '.join(found)}.", _together(verdicts))
+
+
+def _worse(quality: Quality, own: Spread, base: Spread) -> bool:
+    """By more than the seeds are apart."""
+    lost = (base.mean - own.mean) if quality.higher else (own.mean - base.mean)
+    return lost > max(own.sd or 0.0, base.sd or 0.0)
+
+
+def _quality(problems: Sequence[Problem]) -> Finding:
+    name, title = "quality", "Models are as good with the seminorm"
+    said = "Test accuracy, bits/dim and error of the two norms are alike."
+    found, verdicts = [], []
+    for problem in problems:
+        quality = problem.quality
+        own, base = (problem.spread(mode, quality) for mode in ("seminorm", "mixed"))
+        if own is None or base is None or own.sd is None or base.sd is None:
+            continue
+        texts = (spread.text(quality.digits) for spread in (base, own))
+        found.append(f"{' and '.join(texts)} on {problem.title}, {quality.name}")
+        verdicts.append(Verdict.FAILS if _worse(quality, own, base) else Verdict.HOLDS)
+    if not found:
+        return untested(name, title, said, "No row has two seeds of both norms, so that nothing says what is chance.")
+    return Finding(name, title, said, f"With the mixed norm and the seminorm: {'; '.join(found)}.", _together(verdicts))
+
+
+def _rejections(problems: Sequence[Problem]) -> Finding:
+    name, title = "rejections", "With the seminorm a smaller proportion of steps is rejected"
+    fewer = sum(row.seminorm.proportion < row.mixed.proportion for row in published.ROWS)
+    said = f"So it is in {fewer} of its {len(published.ROWS)} rows."
+    found, verdicts = [], []
+    for problem in problems:
+        shares = [
+            proportion(*(problem.spread(mode, tested(f"backward_{kind}")) for kind in ("rejected", "accepted")))
+            for mode in ("mixed", "seminorm")
+        ]
+        if shares[0] is None or shares[1] is None:
+            continue
+        found.append(f"{percent(shares[0])} and {percent(shares[1])} on {problem.title}")
+        verdicts.append(Verdict.HOLDS if shares[1] < shares[0] else Verdict.FAILS)
+    if not found:
+        return untested(name, title, said)
+    text = f"Rejected in truth, with the mixed norm and the seminorm: {'; '.join(found)}."
+    return Finding(name, title, said, text, _together(verdicts))
+
+
+def _swing_up(problems: Sequence[Problem]) -> Finding:
+    name, title = "swing-up", "The trained network swings the pendulum up"
+    said = "A figure shows it upright within its ten seconds, by a network trained with the seminorm."
+    settled, tried = {}, 0
+    for run in (run for problem in problems for run in problem.runs):
+        for gains, outcome in (result(run).get("control") or {}).items():
+            settled.setdefault(gains, []).append((outcome or {}).get("settled"))
+        tried += "control" in result(run)
+    if not tried:
+        return untested(name, title, said)
+    there = {gains: [t for t in times if t is not None] for gains, times in settled.items()}
+    found = [
+        f"{len(there[gains])} of {len(times)} networks bring the true pendulum upright and keep it there with the "
+        f"{gains} gains" + (f", the fastest in {min(there[gains]):.1f} s" if there[gains] else "")
+        for gains, times in settled.items()
+    ]
+    all_up, any_up = (test(bool(times) for times in there.values()) for test in (all, any))
+    verdict = Verdict.HOLDS if all_up else Verdict.PARTLY if any_up else Verdict.FAILS
+    return Finding(name, title, said, f"{'; '.join(found)}.", verdict)

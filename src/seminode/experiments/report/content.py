@@ -1,0 +1,214 @@
+"""What the report says, before it is laid out: sentences, tables, findings and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import measures, tables
+from ..grid import Column, Table
+from ..measures import Gathered, Problem, result
+from ..reductions import NAMES, reductions
+from ..settings import EXPERIMENTS, PRESETS
+from ..spread import Spread, ratio
+from ..store import Finished
+from .claims import claims
+from .errata import errata
+from .findings import ALIKE, NOTHING, Verdict, compatible_saving, correct_saving, listed, percent
+from .pictures import Shown, missing
+
+#: The columns of truth as they are explained to a reader.
+TRUTHS = (
+    ("as published", "the numbers of the paper"),
+    (
+        "published-compatible",
+        "our runs, with the paper's way to count and, for the pendulum, the slip of its code",
+    ),
+    (
+        "correct",
+        "our runs with the norms as the paper defines them, every evaluation and step counted where it happens",
+    ),
+    ("best", "what seminode does when it may choose: it replays the accepted steps of the forward pass"),
+)
+
+
+def content(gathered: Gathered, runs: Sequence[Finished], pictures: list[Shown], trouble: str) -> dict[str, Any]:
+    """Everything that the templates ask for, by name."""
+    presets = sorted({run.settings["preset"] for run in runs})
+    reduced = reductions(runs)
+    own = {table.name: _without(table, reduced) for table in tables.all_tables(runs)}
+    return {
+        "presets": presets,
+        "known_presets": [name for name in presets if name in PRESETS],
+        "summary": summary(gathered, runs),
+        "truths": TRUTHS,
+        "savings": tables.savings(runs),
+        "bars": [_bars(problem) for problem in gathered.problems],
+        "tables": own,
+        "experiments": [(name, own[name]) for name in EXPERIMENTS if name in own],
+        "claims": claims(gathered),
+        "errata": errata(gathered),
+        "nothing": percent(NOTHING, 0),
+        "alike": f"{ALIKE:.0f}",
+        "gains": gains(gathered),
+        "reductions": reduced,
+        "left_out": dict(gathered.left_out),
+        "circumstances": circumstances(runs),
+        "runs": run_table(runs),
+        "pictures": pictures,
+        "missing": missing(pictures),
+        "trouble": trouble,
+    }
+
+
+def _without(table: Table, notes: Sequence[str]) -> Table:
+    """Without notes that have a place of their own on the page."""
+    return replace(table, notes=tuple(note for note in table.notes if note not in notes))
+
+
+# Sentences.
+
+
+def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
+    """The result in a few sentences."""
+    hours = sum(measures.seconds(run) for run in runs) / 3600
+    found = [
+        f"{len(runs)} complete runs of {len(gathered.problems)} rows of the paper's tables, "
+        f"{hours:.1f} hours of training in all."
+    ]
+    found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
+    found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
+    found += _best(gathered.problems)
+    tested = [finding for finding in errata(gathered) if finding.verdict is not Verdict.UNTESTED]
+    good = [finding for finding in tested if finding.verdict is not Verdict.REFUTED]
+    found.append(
+        f"Of {len(tested)} errors and omissions of the paper and its code that can be tested here, {len(good)} are "
+        "confirmed."
+    )
+    return found
+
+
+def _saved(name: str, problems: Sequence[Problem]) -> list[str]:
+    both = [(correct_saving(problem), problem) for problem in problems if problem.published]
+    known = [(own, problem) for own, problem in both if own is not None]
+    if not known:
+        return []
+    own = listed([percent(saved) for saved, _ in known])
+    theirs = listed([percent(problem.published.saving) for _, problem in known if problem.published])
+    where = f" (rtol {listed([f'{problem.settings.rtol:g}' for _, problem in known])})" if name == "ncde" else ""
+    subject = {"ncde": "On the neural CDE", "cnf": "On flows"}[name]
+    return [f"{subject} the seminorm saves {own} of the backward evaluations{where}; the paper has {theirs}."]
+
+
+def _pendulum(problem: Problem) -> list[str]:
+    own, theirs, row = correct_saving(problem), compatible_saving(problem), problem.published
+    if own is None or row is None:
+        return []
+    slip = "" if theirs is None else f"With the slip of the paper's code we find {percent(theirs)}; with"
+    return [
+        f"On the pendulum the paper saves {percent(row.saving)}. {slip or 'With'} the seminorm as the paper defines "
+        f"it, {percent(own)}."
+    ]
+
+
+def _speed_up(problem: Problem) -> float | None:
+    return ratio(problem.spread("mixed", measures.seconds), problem.spread("best", measures.seconds))
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _best(problems: Sequence[Problem]) -> list[str]:
+    saved = [x for x in (correct_saving(problem, "best") for problem in problems) if x is not None]
+    faster = [x for x in map(_speed_up, problems) if x is not None]
+    if not saved or not faster:
+        return []
+    return [
+        f"seminode's best saves {_range(saved, 1)} % of the backward evaluations and trains {_range(faster, 2)} times "
+        "as fast as the mixed norm."
+    ]
+
+
+# Numbers side by side.
+
+
+def _bars(problem: Problem) -> dict[str, Any]:
+    """What is saved in each of the four columns, for a small chart."""
+    row = problem.published
+    values = (
+        None if row is None else row.saving,
+        compatible_saving(problem),
+        correct_saving(problem),
+        correct_saving(problem, "best"),
+    )
+    bars = [
+        {"index": i, "truth": truth, "text": percent(value), "width": f"{min(100.0, max(0.0, value)):.1f}"}
+        for i, ((truth, _), value) in enumerate(zip(TRUTHS, values, strict=True))
+        if value is not None
+    ]
+    return {"title": f"{NAMES[problem.experiment]}: {problem.title}", "bars": bars}
+
+
+def gains(gathered: Gathered) -> Table:
+    """Best beside the paper's two norms: evaluations, seconds, memory and what the model is worth."""
+    columns = (
+        Column(""),
+        *(Column(name, "backward NFE saved by") for name in ("seminorm", "best")),
+        *(Column(name, "times as fast as mixed") for name in ("seminorm", "best")),
+        *(Column(name, "peak memory (MB)") for name in ("mixed", "seminorm", "best")),
+        *(Column(name, "quality of the model") for name in ("mixed", "best")),
+    )
+    rows = []
+    for problem in gathered.problems:
+        seconds = {mode: problem.spread(mode, measures.seconds) for mode in ("mixed", "seminorm", "best")}
+        faster = (ratio(seconds["mixed"], seconds[mode]) for mode in ("seminorm", "best"))
+        quality = problem.quality
+        rows.append(
+            (
+                f"{NAMES[problem.experiment]}: {problem.title}",
+                *(_cell(correct_saving(problem, mode), "{:.1f} %") for mode in ("seminorm", "best")),
+                *(_cell(times, "{:.2f}") for times in faster),
+                *(_text(problem.spread(mode, measures.memory), 0, 1e-6) for mode in ("mixed", "seminorm", "best")),
+                *(_text(problem.spread(mode, quality), quality.digits) for mode in ("mixed", "best")),
+            )
+        )
+    notes = (
+        "Evaluations and seconds are those of training. Memory is the most that the process had, its data and "
+        "libraries among it.",
+        f"Quality: {listed([f'{quality.name} ({NAMES[name]})' for name, quality in measures.QUALITIES.items()])}.",
+    )
+    return Table("gains", "Best, beside the paper's norms", columns, tuple(rows), notes)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _text(spread: Spread | None, digits: int, scale: float = 1.0) -> str:
+    return "" if spread is None else spread.text(digits, scale)
+
+
+def run_table(runs: Sequence[Finished]) -> Table:
+    """Every run that the report is made of."""
+    columns = tuple(map(Column, ("run", "epochs", "best epoch", "backward NFE", "seconds", "commit")))
+    rows = []
+    for run in runs:
+        found, with_what = result(run), run.config.get("circumstances", {})
+        nfe = Spread(measures.true_nfe(run)).count()
+        spent = f"{measures.seconds(run):,.1f}"
+        rows.append(
+            (run.path.name, str(found["epochs"]), str(found["best_epoch"]), nfe, spent, str(with_what.get("commit")))
+        )
+    return Table("runs", "The runs", columns, tuple(rows))
+
+
+def circumstances(runs: Sequence[Finished]) -> list[tuple[str, str]]:
+    """With what the runs were made; several values where they differ."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, value in run.config.get("circumstances", {}).items():
+            found.setdefault(name, {})[str(value)] = None
+    return [(name, ", ".join(values)) for name, values in found.items()]
