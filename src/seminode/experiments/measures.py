@@ -29,6 +29,15 @@ class Quality(NamedTuple):
         return self.scale * result(run)["test"][self.key]
 
 
+#: How a reader calls them.
+DATA = {
+    "speech_commands": "Speech Commands",
+    "japanese_vowels": "Japanese Vowels",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "pendulum": "double pendulum",
+}
+KINDS = {"ncde": "Neural CDE", "cnf": "Flow", "hnn": "Symplectic ODE-Net"}
 QUALITIES = {
     "ncde": Quality("test accuracy (%)", "accuracy", 100.0, 1, higher=True),
     "cnf": Quality("test bits/dim", "loss", 1.0, 4),
@@ -132,11 +141,16 @@ class Problem:
     def title(self) -> str:
         """What sets the row apart from others of its experiment."""
         own = self.settings
-        data = own.data.replace("_", " ")
+        data = DATA.get(own.data, own.data)
         if own.experiment == "ncde":
             return f"{data}, rtol {own.rtol:g}, atol {own.atol:g}"
         hidden = dict(own.model).get("hidden")
         return f"{data}, {hidden} channels" if own.experiment == "cnf" and hidden else data
+
+    @property
+    def full_title(self) -> str:
+        """With the experiment."""
+        return f"{KINDS[self.experiment]}: {self.title}"
 
     @property
     def published(self) -> published.Row | None:

@@ -139,7 +139,7 @@ def _rejection_rows(problem: Problem) -> list[tuple[str, ...]]:
         ["rejected (%)", *("" if x is None else f"{x:.2f}" for x in shares)],
         ["runs", *_repeats(problem)],
     ]
-    return [(f"{problem.experiment}: {_heading(problem)}",), *(tuple(row) for row in found)]
+    return [(f"{measures.KINDS[problem.experiment]}: {_heading(problem)}",), *(tuple(row) for row in found)]
 
 
 def proportion(rejected: Spread | None, accepted: Spread | None) -> float | None:
@@ -241,7 +241,7 @@ def savings(runs: Sequence[Finished]) -> Table:
     rows = []
     for problem in gather(runs).problems:
         cells = _relative(NFE.cells(problem), saving, "{:.1f} %")
-        rows.append((f"{problem.experiment}: {problem.title}", cells[1], cells[3], cells[5], cells[6]))
+        rows.append((problem.full_title, cells[1], cells[3], cells[5], cells[6]))
     return Table("savings", "Backward evaluations saved against the mixed norm", columns, tuple(rows))
 
 

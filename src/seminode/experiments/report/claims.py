@@ -43,7 +43,7 @@ def _saves(problems: Sequence[Problem], name: str, title: str) -> Finding:
         found.append(f"{percent(own)} on {problem.title} (paper: {percent(row.saving)})")
     if not found:
         return untested(name, title, said, "There are no runs of both norms.")
-    return Finding(name, title, said, f"Saved, counted in truth: {'; '.join(found)}.", _together(verdicts))
+    return Finding(name, title, said, "Saved, counted in truth:", _together(verdicts), tuple(found))
 
 
 def _pendulum(problems: Sequence[Problem]) -> Finding:
@@ -60,7 +60,7 @@ def _pendulum(problems: Sequence[Problem]) -> Finding:
         verdicts.append(Verdict.FAILS if own < NOTHING else Verdict.HOLDS)
     if not found:
         return untested(name, title, said, "There are no runs of both norms.")
-    return Finding(name, title, said, f"Saved: {'; '.join(found)}.", _together(verdicts))
+    return Finding(name, title, said, "Saved:", _together(verdicts), tuple(found))
 
 
 def _worse(quality: Quality, own: Spread, base: Spread) -> bool:
@@ -83,7 +83,7 @@ def _quality(problems: Sequence[Problem]) -> Finding:
         verdicts.append(Verdict.FAILS if _worse(quality, own, base) else Verdict.HOLDS)
     if not found:
         return untested(name, title, said, "No row has two seeds of both norms, so that nothing says what is chance.")
-    return Finding(name, title, said, f"With the mixed norm and the seminorm: {'; '.join(found)}.", _together(verdicts))
+    return Finding(name, title, said, "With the mixed norm and the seminorm:", _together(verdicts), tuple(found))
 
 
 def _rejections(problems: Sequence[Problem]) -> Finding:
@@ -102,8 +102,8 @@ def _rejections(problems: Sequence[Problem]) -> Finding:
         verdicts.append(Verdict.HOLDS if shares[1] < shares[0] else Verdict.FAILS)
     if not found:
         return untested(name, title, said)
-    text = f"Rejected in truth, with the mixed norm and the seminorm: {'; '.join(found)}."
-    return Finding(name, title, said, text, _together(verdicts))
+    text = "Rejected in truth, with the mixed norm and the seminorm:"
+    return Finding(name, title, said, text, _together(verdicts), tuple(found))
 
 
 def _swing_up(problems: Sequence[Problem]) -> Finding:
@@ -118,10 +118,12 @@ def _swing_up(problems: Sequence[Problem]) -> Finding:
         return untested(name, title, said)
     there = {gains: [t for t in times if t is not None] for gains, times in settled.items()}
     found = [
-        f"{len(there[gains])} of {len(times)} networks bring the true pendulum upright and keep it there with the "
-        f"{gains} gains" + (f", the fastest in {min(there[gains]):.1f} s" if there[gains] else "")
+        f"{len(there[gains])} of {len(times)} networks with the {gains} gains"
+        + (f", the fastest in {min(there[gains]):.1f} s" if there[gains] else "")
         for gains, times in settled.items()
     ]
     all_up, any_up = (test(bool(times) for times in there.values()) for test in (all, any))
     verdict = Verdict.HOLDS if all_up else Verdict.PARTLY if any_up else Verdict.FAILS
-    return Finding(name, title, said, f"{'; '.join(found)}.", verdict)
+    return Finding(
+        name, title, said, "Upright within a hundredth, both cosines, and kept there:", verdict, tuple(found)
+    )

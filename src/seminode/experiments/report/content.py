@@ -15,7 +15,7 @@ from ..spread import Spread, ratio
 from ..store import Finished
 from .claims import claims
 from .errata import errata
-from .findings import ALIKE, NOTHING, Verdict, compatible_saving, correct_saving, listed, percent
+from .findings import ALIKE, NOTHING, SPACE, Verdict, compatible_saving, correct_saving, listed, percent
 from .pictures import Shown, missing
 
 #: The columns of truth as they are explained to a reader.
@@ -80,7 +80,7 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
     found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
     found += _best(gathered.problems)
-    tested = [finding for finding in errata(gathered) if finding.verdict is not Verdict.UNTESTED]
+    tested = [finding for finding in errata(gathered) if finding.verdict not in (Verdict.UNTESTED, Verdict.MEASURED)]
     good = [finding for finding in tested if finding.verdict is not Verdict.REFUTED]
     found.append(
         f"Of {len(tested)} errors and omissions of the paper and its code that can be tested here, {len(good)} are "
@@ -127,8 +127,8 @@ def _best(problems: Sequence[Problem]) -> list[str]:
     if not saved or not faster:
         return []
     return [
-        f"seminode's best saves {_range(saved, 1)} % of the backward evaluations and trains {_range(faster, 2)} times "
-        "as fast as the mixed norm."
+        f"seminode's best saves {_range(saved, 1)}{SPACE}% of the backward evaluations and trains {_range(faster, 2)} "
+        "times as fast as the mixed norm."
     ]
 
 
@@ -149,7 +149,7 @@ def _bars(problem: Problem) -> dict[str, Any]:
         for i, ((truth, _), value) in enumerate(zip(TRUTHS, values, strict=True))
         if value is not None
     ]
-    return {"title": f"{NAMES[problem.experiment]}: {problem.title}", "bars": bars}
+    return {"title": problem.full_title, "bars": bars}
 
 
 def gains(gathered: Gathered) -> Table:
@@ -168,7 +168,7 @@ def gains(gathered: Gathered) -> Table:
         quality = problem.quality
         rows.append(
             (
-                f"{NAMES[problem.experiment]}: {problem.title}",
+                problem.full_title,
                 *(_cell(correct_saving(problem, mode), "{:.1f} %") for mode in ("seminorm", "best")),
                 *(_cell(times, "{:.2f}") for times in faster),
                 *(_text(problem.spread(mode, measures.memory), 0, 1e-6) for mode in ("mixed", "seminorm", "best")),

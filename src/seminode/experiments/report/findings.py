@@ -10,6 +10,8 @@ from .. import measures
 from ..measures import Problem
 from ..spread import saving
 
+#: Between a number and its sign, which stay together.
+SPACE = "\N{NO-BREAK SPACE}"
 #: Differences in per cent of evaluations: below the first there is no saving; up to the second, two savings are alike.
 NOTHING, ALIKE = 5.0, 15.0
 
@@ -22,6 +24,7 @@ class Verdict(Enum):
     FAILS = ("✗", "does not reproduce")
     CONFIRMED = ("✓", "confirmed by these runs")
     PRINTED = ("✓", "confirmed by the printed numbers")
+    MEASURED = ("→", "its effect measured by these runs")
     REFUTED = ("✗", "not seen in these runs")
     UNTESTED = ("–", "not tested by these runs")
 
@@ -36,8 +39,8 @@ class Verdict(Enum):
     @property
     def kind(self) -> str:
         """For the eye: good, fair, bad or none."""
-        fair = {Verdict.PARTLY: "fair", Verdict.FAILS: "bad", Verdict.REFUTED: "bad", Verdict.UNTESTED: "none"}
-        return fair.get(self, "good")
+        kinds = {"≈": "fair", "→": "fair", "✗": "bad", "–": "none"}
+        return kinds.get(self.mark, "good")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Finding:
     """Attributes:
     name: for links to it.
     said: what the paper says, or what its code does.
-    found: what the runs say to that.
+    found: what the runs say to that; where it ends in a colon, the items follow.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Finding:
     said: str
     found: str
     verdict: Verdict
+    items: tuple[str, ...] = ()
 
 
 def untested(name: str, title: str, said: str, why: str = "") -> Finding:
@@ -60,11 +64,11 @@ def untested(name: str, title: str, said: str, why: str = "") -> Finding:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """
+    r"""
     >>> percent(-0.01), percent(None)
-    ('0.0 %', 'unknown')
+    ('0.0\xa0%', 'unknown')
     """
-    return "unknown" if value is None else f"{round(value, digits) + 0.0:.{digits}f} %"
+    return "unknown" if value is None else f"{round(value, digits) + 0.0:.{digits}f}{SPACE}%"
 
 
 def listed(parts: Sequence[str]) -> str:
