@@ -76,7 +76,7 @@ class Table:
 
     def markdown(self) -> str:
         """For a repository; the title is bold."""
-        names = [f"{column.group}: {column.name}" if column.group else column.name for column in self.columns]
+        names = [": ".join(dict.fromkeys(filter(None, (column.group, column.name)))) for column in self.columns]
         rows = [names, ["---"] + ["---:"] * (len(names) - 1)]
         for row in self.rows:
             rows.append([f"**{row[0]}**"] + [""] * (len(names) - 1) if len(row) == 1 else list(row))

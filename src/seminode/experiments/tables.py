@@ -170,14 +170,17 @@ def _schedules(problems: Sequence[Problem]) -> str:
     found = {(run.settings["schedule"]["every"], len(run.metrics), measures.result(run)["epochs"])
              for problem in problems for run in problem.runs}  # fmt: skip
     said = [
-        f"{every} × the {passes} passes at every {_nth(every)} epoch and at the last: {every * passes} epochs, where "
-        f"there were {epochs}"
+        f"{every} × the {passes} passes {_when(every)}: {every * passes} epochs, where there were {epochs}"
         for every, passes, epochs in sorted(found)
     ]
     return (
         "Published-compatible NFE are extrapolated from evaluation passes over the training set, as the paper does "
         f"({'; '.join(said)}). Correct and best are sums over all training steps."
     )
+
+
+def _when(every: int) -> str:
+    return "at every epoch" if every == 1 else f"at every {_nth(every)} epoch and the last"
 
 
 def _nth(n: int) -> str:
@@ -213,18 +216,18 @@ def _training(name: str, title: str, runs: Sequence[Finished], notes: Sequence[s
 
 def ncde(runs: Sequence[Finished]) -> Table:
     """Accuracy and cost of the neural CDE, by tolerance."""
-    return _training("ncde", "Neural CDE", runs)
+    return _training("ncde", "Neural CDE: accuracy and cost", runs)
 
 
 def cnf(runs: Sequence[Finished]) -> Table:
     """Bits per dimension and cost of the flows, by data and size."""
     note = "How the paper added up the evaluations of its flows is not known; the count of the other two is used here."
-    return _training("cnf", "Continuous normalising flows", runs, [note])
+    return _training("cnf", "Continuous normalising flows: bits/dim and cost", runs, [note])
 
 
 def hnn(runs: Sequence[Finished]) -> Table:
     """Error and cost of the Symplectic ODE-Net."""
-    return _training("hnn", "Symplectic ODE-Net on the double pendulum", runs, [PENDULUM])
+    return _training("hnn", "Symplectic ODE-Net on the double pendulum: error and cost", runs, [PENDULUM])
 
 
 def rejections(runs: Sequence[Finished]) -> Table:

@@ -5,6 +5,7 @@ Every number in it is out of the run folders or the paper's tables.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from importlib import resources
@@ -100,7 +101,7 @@ def _render(page: dict[str, Any], out: Path) -> Written:
         environment = Environment(autoescape=markup, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         template = environment.from_string((here / f"{path.name}.jinja").read_text(encoding="utf-8"))
         style = Markup((here / "style.css").read_text(encoding="utf-8"))
-        text = template.render(page, style=style, safe=Markup)
+        text = re.sub(r"\n{3,}", "\n\n", template.render(page, style=style, safe=Markup))
         with placing(path) as temporary:
             temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
     return written

@@ -72,10 +72,11 @@ def _without(table: Table, notes: Sequence[str]) -> Table:
 
 def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     """The result in a few sentences."""
-    hours = sum(measures.seconds(run) for run in runs) / 3600
+    minutes = sum(measures.seconds(run) for run in runs) / 60
+    spent = f"{minutes:.1f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
     found = [
-        f"{len(runs)} complete runs of {len(gathered.problems)} rows of the paper's tables, "
-        f"{hours:.1f} hours of training in all."
+        f"{len(runs)} complete runs, set beside {len(gathered.problems)} rows of the paper's tables; {spent} "
+        "of training."
     ]
     found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
     found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
