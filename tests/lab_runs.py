@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +116,48 @@ def write_all(folder: Path, seeds: Sequence[int] = (0, 1)) -> Path:
             for seed in seeds:
                 write(row.changed(mode=mode, seed=seed), folder)
     return folder
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What a figure is drawn as."""
+
+    name: str
+    title: str
+    caption: str
+    png: Path
+    svg: Path | None = None
+    gif: Path | None = None
+
+
+def png(width: int, height: int) -> bytes:
+    """A grey image."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compress((b"\0" + b"\x80" * width) * height)
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+#: The smallest GIF there is.
+GIF = bytes.fromhex("47494638396101000100800000ffffff00000021f90401000000002c00000000010001000002024401003b")
+
+
+def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawing]:
+    """Figures of nothing in particular, quickly."""
+    out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name in ("f1a-accuracy", "f1b-nfe", "f2-frames", "f3-states", "f4-evaluations", "f5-rejections", "swing-up"):
+        image = out / f"{name}.png"
+        image.write_bytes(png(70, 20))
+        svg, gif = out / f"{name}.svg", None
+        svg.write_text(
+            '<svg xmlns="http://www.w3.org/2000/svg" width="70" height="20"><rect width="9" height="9"/></svg>'
+        )
+        if name == "swing-up":
+            gif = out / f"{name}.gif"
+            gif.write_bytes(GIF)
+        found.append(Drawing(name, f"The title of {name}", f"What {name} shows & how.", image, svg, gif))
+    return found

@@ -12,6 +12,7 @@ import pytest
 from seminode.experiments import published, settings, store, tables
 from seminode.experiments.grid import Column, Table
 from seminode.experiments.settings import Settings
+from seminode.experiments.training import Schedule
 
 SAVING = [(group, "seminorm") for group in ("as published", "published-compatible", "correct")] + [("best", "best")]
 GROUPS = ("as published", "published-compatible", "correct", "best")
@@ -126,11 +127,36 @@ def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
 
 def test_a_schedule_of_its_own_is_counted_by_its_own(tmp_path: Path) -> None:
     row = lab_runs.rows()[-1]
-    lab_runs.write(row.changed(schedule=settings.Schedule(epochs=21, lr=1e-3, every=5)), tmp_path)
+    lab_runs.write(row.changed(schedule=Schedule(epochs=21, lr=1e-3, every=5)), tmp_path)
     table = tables.hnn(read(tmp_path))
     found = cell(table, "double pendulum", "backward NFE in training", "published-compatible", "mixed")
     assert found == f"{5 * 3 * 4 * 98:,}"
     assert "5 × the 3 passes at every 5th epoch" in table.notes[1]
+
+
+def test_flows_that_make_no_passes_over_the_training_set_are_counted_by_their_steps(tmp_path: Path) -> None:
+    row = next(row for row in settings.rows("quick") if row.experiment == "cnf")
+    path = lab_runs.write(row, tmp_path)
+    for name in (store.METRICS, store.RESULT):
+        found = json.loads((path / name).read_text())
+        for each in found if isinstance(found, list) else [found]:
+            del each["train"]
+        (path / name).write_text(json.dumps(found))
+    table = tables.cnf(read(tmp_path))
+    nfe, batches = 21 * 4 * 1770, 1437 // 256 + 1
+    for group in ("published-compatible", "correct"):
+        assert cell(table, "digits", "backward NFE in training", group, "mixed") == f"{nfe / 1e3:.2f} k"
+        assert cell(table, "digits", "backward NFE a batch", group, "mixed") == f"{nfe / (21 * batches):,.0f}"
+    assert "extrapolated" not in " ".join(table.notes)
+
+
+def test_solves_that_drifted_are_told_where_there_are_some(tmp_path: Path, runs: list[store.Finished]) -> None:
+    assert "solves that drifted" not in tables.hnn(runs).text()
+    path = lab_runs.write(lab_runs.rows()[-1], tmp_path) / store.RESULT
+    found = json.loads(path.read_text())
+    found["totals"]["drifted"] = 7
+    path.write_text(json.dumps(found))
+    assert cell(tables.hnn(read(tmp_path)), "double pendulum", "solves that drifted", "correct", "mixed") == "7"
 
 
 def test_incomplete_runs_are_left_out_and_named(tmp_path: Path) -> None:
@@ -280,7 +306,7 @@ def test_a_table_is_text_for_a_terminal() -> None:
         "A <small> one",
         "",
         "   group   c",
-        "    a   b  c",
+        "     a  b  c",
         "-  ---  -  -",
         "",
         "first | half",

@@ -54,8 +54,20 @@ def result(run: Finished) -> Mapping[str, Any]:
 # Quantities of a run.
 
 
+#: Images to train on, where runs do not say: those that select nothing make no pass over them.
+IMAGES = {"mnist": 60_000, "cifar10": 50_000, "digits": 1437}
+
+
+def samples(run: Finished, split: str = "train") -> int:
+    found = result(run).get(split)
+    if found is None and split == "train":
+        sizes = run.settings["sizes"]
+        return IMAGES[run.settings["data"]] if sizes is None else sizes[0]
+    return result(run)[split]["samples"]
+
+
 def batches(run: Finished, split: str = "train") -> int:
-    return math.ceil(result(run)[split]["samples"] / run.settings["batch"])
+    return math.ceil(samples(run, split) / run.settings["batch"])
 
 
 def updates(run: Finished) -> int:
@@ -71,15 +83,22 @@ def forward_nfe(run: Finished) -> float:
     return result(run)["totals"]["forward_nfe"]
 
 
+def extrapolated(run: Finished) -> bool:
+    """Whether the paper's count is made of passes over the training set. That of its flows is not: they make none."""
+    return "train" in run.metrics[0]
+
+
 def published_nfe(run: Finished) -> float:
     """Backward evaluations as the paper counts them, by the run's own schedule."""
+    if not extrapolated(run):
+        return true_nfe(run)
     passes = [evaluation["train"]["backward_nfe"] for evaluation in run.metrics]
     return accumulated(passes, run.settings["schedule"]["every"])
 
 
-def published_epochs(run: Finished) -> float:
+def published_epochs(run: Finished) -> int:
     """Epochs that the paper's count stands for."""
-    return run.settings["schedule"]["every"] * len(run.metrics)
+    return run.settings["schedule"]["every"] * len(run.metrics) if extrapolated(run) else result(run)["epochs"]
 
 
 def true_per_batch(run: Finished) -> float:
@@ -92,6 +111,11 @@ def published_per_batch(run: Finished) -> float:
 
 def seconds(run: Finished) -> float:
     return result(run)["seconds"]["training"]
+
+
+def drifted(run: Finished) -> float | None:
+    """Backward solves in training that did not find back to where they began, where they were counted."""
+    return result(run)["totals"].get("drifted")
 
 
 def best_epoch(run: Finished) -> float:
@@ -235,6 +259,6 @@ def _fault(run: Finished) -> str | None:
             found = quantity(run)
             if not isinstance(found, int | float) and quantity is not memory:
                 return f"damaged: expected numbers, found {found!r}"
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"damaged ({type(error).__name__}: {error})"
     return None

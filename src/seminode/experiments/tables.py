@@ -88,6 +88,7 @@ SECONDS = Line(
     measures.seconds,
     lambda spread: spread.text(1 if spread.mean < 100 else 0),
 )
+DRIFTED = Line("solves that drifted", _nothing, measures.drifted, measures.drifted)
 REJECTED = Line("rejected steps", lambda norm: norm.rejected, tested("published_rejected"), tested("backward_rejected"))
 ACCEPTED = Line("accepted steps", lambda norm: norm.accepted, tested("published_accepted"), tested("backward_accepted"))
 
@@ -125,6 +126,9 @@ def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
         [MEMORY.label, *MEMORY.texts(MEMORY.cells(problem))],
         ["runs", *_repeats(problem)],
     ]
+    drifted = DRIFTED.cells(problem)
+    if any(cell is not None and cell.mean for cell in drifted):
+        found.insert(-1, [DRIFTED.label, *DRIFTED.texts(drifted)])
     return [(_heading(problem),), *(tuple(row) for row in found)]
 
 
@@ -159,6 +163,7 @@ STEPS = (
     "Backward steps on one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
     "of a step. Correct and best: what the solver did; best replays the accepted steps of the forward pass."
 )
+DRIFT = "A solve has drifted if the state that it recovers on the way back is not where the forward solve began."
 PENDULUM = (
     "The published-compatible seminorm slices the adjoint state as the paper's code did, at eight times its size; the "
     "correct one leaves out just the parameters."
@@ -167,8 +172,14 @@ PENDULUM = (
 
 def _schedules(problems: Sequence[Problem]) -> str:
     """How the paper's count was made of these runs."""
-    found = {(run.settings["schedule"]["every"], len(run.metrics), measures.result(run)["epochs"])
-             for problem in problems for run in problem.runs}  # fmt: skip
+    found = {
+        (run.settings["schedule"]["every"], len(run.metrics), measures.result(run)["epochs"])
+        for problem in problems
+        for run in problem.runs
+        if measures.extrapolated(run)
+    }
+    if not found:
+        return "Published-compatible, correct and best NFE are sums over all training steps, as the paper words it."
     said = [
         f"{every} × the {passes} passes {_when(every)}: {every * passes} epochs, where there were {epochs}"
         for every, passes, epochs in sorted(found)
@@ -207,6 +218,8 @@ def _training(name: str, title: str, runs: Sequence[Finished], notes: Sequence[s
     problems = gathered.of(name)
     rows = [row for problem in problems for row in _training_rows(problem)]
     said = [COUNTS, _schedules(problems), *notes] if problems else []
+    if any(row[0] == DRIFTED.label for row in rows):
+        said.append(DRIFT)
     said += [*_left_out(gathered, name), *_differing(problems), *reductions(runs, name)]
     return Table(name, title, COLUMNS, tuple(rows), tuple(said))
 
@@ -221,7 +234,7 @@ def ncde(runs: Sequence[Finished]) -> Table:
 
 def cnf(runs: Sequence[Finished]) -> Table:
     """Bits per dimension and cost of the flows, by data and size."""
-    note = "How the paper added up the evaluations of its flows is not known; the count of the other two is used here."
+    note = "How the paper counted the evaluations of its flows is not known: no code was released."
     return _training("cnf", "Continuous normalising flows: bits/dim and cost", runs, [note])
 
 

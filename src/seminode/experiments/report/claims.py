@@ -96,7 +96,7 @@ def _rejections(problems: Sequence[Problem]) -> Finding:
             proportion(*(problem.spread(mode, tested(f"backward_{kind}")) for kind in ("rejected", "accepted")))
             for mode in ("mixed", "seminorm")
         ]
-        if shares[0] is None or shares[1] is None:
+        if shares[0] is None or shares[1] is None or not any(shares):
             continue
         found.append(f"{percent(shares[0])} and {percent(shares[1])} on {problem.title}")
         verdicts.append(Verdict.HOLDS if shares[1] < shares[0] else Verdict.FAILS)

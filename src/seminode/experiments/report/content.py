@@ -201,7 +201,14 @@ def run_table(runs: Sequence[Finished]) -> Table:
         nfe = Spread(measures.true_nfe(run)).count()
         spent = f"{measures.seconds(run):,.1f}"
         rows.append(
-            (run.path.name, str(found["epochs"]), str(found["best_epoch"]), nfe, spent, str(with_what.get("commit")))
+            (
+                run.path.name,
+                str(found["epochs"]),
+                str(found["best_epoch"]) if found["best_epoch"] >= 0 else "last",
+                nfe,
+                spent,
+                str(with_what.get("commit")),
+            )
         )
     return Table("runs", "The runs", columns, tuple(rows))
 

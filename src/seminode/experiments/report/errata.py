@@ -12,6 +12,7 @@ from ..store import Finished
 from ..tables import proportion
 from .findings import (
     NOTHING,
+    SPACE,
     Finding,
     Verdict,
     compatible_saving,
@@ -151,12 +152,12 @@ def _extrapolation(problems: Sequence[Problem]) -> Finding:
     found, good = [], []
     for problem in problems:
         counted, true = (_mean(problem, "mixed", f) for f in (measures.published_nfe, measures.true_nfe))
-        if counted is None or not true:
+        if counted is None or not true or not measures.extrapolated(problem.modes["mixed"][0]):
             continue
         run = problem.modes["mixed"][0]
         epochs, stand = result(run)["epochs"], measures.published_epochs(run)
         over = 100 * (counted / true - 1)
-        found.append(f"{problem.title}: {over:+.1f} % ({stand} epochs counted, {epochs} trained)")
+        found.append(f"{problem.title}: {over:+.1f}{SPACE}% ({stand} epochs counted, {epochs} trained)")
         if stand != epochs:
             good.append(over > 0)
     # Where every epoch is evaluated there is nothing to extrapolate.
@@ -237,7 +238,8 @@ def _selection(problems: Sequence[Problem]) -> Finding:
     name, title = "selection", "The final model is chosen by its training loss"
     said = "Weights with the lowest training loss are kept; validation data choose nothing."
     total, other = 0, 0
-    for run in (run for problem in problems for run in problem.runs):
+    selecting = (run for problem in problems for run in problem.runs if run.settings["schedule"].get("selects", True))
+    for run in selecting:
         losses = {evaluation["epoch"]: evaluation["validation"]["loss"] for evaluation in run.metrics}
         total += 1
         other += min(losses, key=lambda epoch: losses[epoch]) != result(run)["best_epoch"]
