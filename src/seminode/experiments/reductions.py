@@ -42,10 +42,21 @@ def _missing(experiment: str, problems: Sequence[Problem]) -> list[str]:
     return [row.row for row in presets.rows("paper") if row.experiment == experiment and row.row not in there]
 
 
+def reduced(problem: Problem) -> bool:
+    """Whether a row differs from the published one in more than the number of seeds."""
+    paper = _paper(problem)
+    return paper is None or any(_different(problem.settings, paper))
+
+
+def _paper(problem: Problem) -> Settings | None:
+    """What the paper did where it has such a row."""
+    row = problem.published
+    return next((each for each in presets.rows("paper") if row is not None and each.row == row.name), None)
+
+
 def changes(problem: Problem) -> Iterator[str]:
     """What a row has instead of what the paper has."""
-    row = problem.published
-    paper = next((each for each in presets.rows("paper") if row is not None and each.row == row.name), None)
+    paper = _paper(problem)
     if paper is None:
         yield f"{problem.title} has no counterpart in the paper"
         return

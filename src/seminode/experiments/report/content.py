@@ -157,10 +157,10 @@ def gains(gathered: Gathered) -> Table:
     """Best beside the paper's two norms: evaluations, seconds, memory and what the model is worth."""
     columns = (
         Column(""),
-        *(Column(name, "backward NFE saved by") for name in ("seminorm", "best")),
-        *(Column(name, "times as fast as mixed") for name in ("seminorm", "best")),
+        *(Column(name, "backward NFE saved") for name in ("seminorm", "best")),
+        *(Column(name, "times as fast") for name in ("seminorm", "best")),
         *(Column(name, "peak memory (MB)") for name in ("mixed", "seminorm", "best")),
-        *(Column(name, "quality of the model") for name in ("mixed", "best")),
+        *(Column(name, "quality") for name in ("mixed", "best")),
     )
     rows = []
     for problem in gathered.problems:

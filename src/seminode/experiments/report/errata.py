@@ -157,12 +157,13 @@ def _extrapolation(problems: Sequence[Problem]) -> Finding:
         run = problem.modes["mixed"][0]
         epochs, stand = result(run)["epochs"], measures.published_epochs(run)
         over = 100 * (counted / true - 1)
-        found.append(f"{problem.title}: {over:+.1f}{SPACE}% ({stand} epochs counted, {epochs} trained)")
+        found.append(f"{problem.title}: {over:+.1f}{SPACE}% (epochs counted: {stand}, trained: {epochs})")
         if stand != epochs:
             good.append(over > 0)
     # Where every epoch is evaluated there is nothing to extrapolate.
     verdict = Verdict.UNTESTED if not good else Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    text = "The paper's count against the true sum, with the mixed norm:" if found else ""
+    as_many = "" if good else "Here as many epochs are counted as were trained. "
+    text = f"{as_many}The paper's count against the true sum, with the mixed norm:" if found else ""
     return Finding(name, title, said, text, verdict, tuple(found))
 
 
