@@ -219,4 +219,6 @@ def circumstances(runs: Sequence[Finished]) -> list[tuple[str, str]]:
     for run in runs:
         for name, value in run.config.get("circumstances", {}).items():
             found.setdefault(name, {})[str(value)] = None
+        for name in ("device", "compile"):
+            found.setdefault(name, {})[str(run.settings[name])] = None
     return [(name, ", ".join(values)) for name, values in found.items()]
