@@ -233,12 +233,13 @@ def test_what_a_preset_reduces_is_said(tmp_path: Path) -> None:
     lab_runs.write(flow.changed(data="digits", model=(("hidden", 16),), rtol=1e-3), tmp_path)
     lab_runs.write(pendulum.changed(sizes=(512, 256, 256), fitted=800), tmp_path)
     assert tables.reductions(read(tmp_path)) == [
-        "Differs from the published neural CDE: data japanese_vowels instead of speech_commands; hidden 24 instead of the "
-        "published one; width 24 instead of the published one; batches of 108 instead of 1,024; epochs 8 instead of 200; "
-        "learning rate 0.01 instead of 0.0016; epochs between evaluations 4 instead of 10; 1 seed instead of 5.",
+        "Differs from the published neural CDE: data japanese_vowels instead of speech_commands; hidden 24 instead of "
+        "the published one; width 24 instead of the published one; batches of 108 instead of 1,024; epochs 8 instead "
+        "of 200; learning rate 0.01 instead of 0.0016; epochs between evaluations 4 instead of 10; 1 seed instead of "
+        "5.",
         "Rows of the paper without a run of their own: ncde-speech_commands-0.0001, ncde-speech_commands-1e-05.",
-        "Differs from the published flows: data digits instead of mnist; hidden 16 instead of 32; rtol 0.001 instead of "
-        "1e-05; 1 seed instead of 3.",
+        "Differs from the published flows: data digits instead of mnist; hidden 16 instead of 32; rtol 0.001 instead "
+        "of 1e-05; 1 seed instead of 3.",
         "Rows of the paper without a run of their own: cnf-cifar10-64, cnf-mnist-64, cnf-mnist-128.",
         "Differs from the published pendulum: 512 / 256 / 256 samples to train, validate and test instead of all; 800 "
         "iterations of regression on true accelerations before training through solves; 1 seed instead of 5.",
