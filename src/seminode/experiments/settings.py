@@ -129,7 +129,7 @@ def _cpu() -> Iterator[Settings]:
     flow = Schedule(epochs=2, lr=2e-3, weight_decay=0.0, every=1, warm_up=20, selects=False, optimiser="Adam")
     size = (("hidden", 32), ("blocks", 1))
     yield Settings("cnf", "cpu", "mnist", "mixed", 1e-5, 1e-5, 32, flow, sizes=(1600, 160, 320), model=size)
-    brief = Schedule(epochs=10, lr=1e-3, every=9)
+    brief = Schedule(epochs=10, lr=1e-3, every=5)
     yield Settings("hnn", "cpu", "pendulum", "mixed", 1e-4, 1e-4, 64, brief, sizes=(2560, 512, 512))
 
 
