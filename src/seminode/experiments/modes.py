@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import seminode as sn
+from seminode.adjoints import Adjoint
+from seminode.diagnostics.contenders import check_adjoints, written
 from seminode.norms import AdjointState
 
 #: Points of a window of the pendulum's data: by so much is the published slice too long.
@@ -33,13 +35,44 @@ def oversized_seminorm(y: AdjointState) -> Tensor:
 MODES = ("mixed", "seminorm", "published", "best")
 
 
-def solve_options(experiment: str, mode: str) -> dict[str, Any]:
+def adjoint_name(text: str) -> str:
+    """An adjoint as it is written down, from what somebody typed.
+
+    Example:
+        >>> adjoint_name("quadrature"), adjoint_name("checkpointed(n=4)")
+        ('Quadrature', 'Checkpointed(4)')
+    """
+    return written(_adjoint(text)).removeprefix("sn.").removesuffix("()")
+
+
+def _adjoint(text: str) -> Adjoint:
+    try:
+        return check_adjoints(text)[0]
+    except ValueError as error:
+        raise ValueError(str(error).replace("adjoints[0]", "adjoint", 1)) from None
+
+
+def solve_options(experiment: str, mode: str, adjoint: str | None = None) -> dict[str, Any]:
     """Options of `solve` for an experiment (`"ncde"`, `"cnf"` or `"hnn"`) in a mode.
+
+    Another adjoint may take the place of the mode's own. A bare `Backsolve` is the mode's own where that is one.
 
     Example:
         >>> solve_options("ncde", "seminorm")
         {'adjoint': Backsolve(restart='fresh')}
+        >>> solve_options("ncde", "seminorm", "Quadrature")
+        {'adjoint': Quadrature()}
     """
+    options = _of_mode(experiment, mode)
+    if adjoint is None or (adjoint == "Backsolve" and isinstance(options["adjoint"], sn.Backsolve)):
+        return options
+    options["adjoint"] = _adjoint(adjoint)
+    if isinstance(options["adjoint"], sn.Reversible):
+        options["solver"] = sn.ReversibleRK("dopri5")
+    return options
+
+
+def _of_mode(experiment: str, mode: str) -> dict[str, Any]:
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, found {mode!r}")
     # The flows' log-probability steers the forward solve, as published; seminode leaves it out unless told otherwise.

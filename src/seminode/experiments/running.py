@@ -19,7 +19,7 @@ from ..models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet, pe
 from . import data as sets
 from .modes import solve_options
 from .settings import Settings
-from .store import Run
+from .store import Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
 from .training import SPLITS, Progress, Training
 
@@ -89,7 +89,7 @@ def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
 def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     """The task of some settings; the model is initialised from the seed."""
     options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile}
-    options |= solve_options(settings.experiment, settings.mode)
+    options |= solve_options(settings.experiment, settings.mode, settings.adjoint)
     model = dict(settings.model)
     torch.manual_seed(settings.seed)
     if settings.experiment == "ncde":
@@ -115,15 +115,19 @@ def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     return FlowTask(flow, _reduced(settings, pixels), settings.batch, settings.data == "cifar10", settings.device)
 
 
-def run(settings: Settings, out: Path, root: Root = None, progress: Progress | None = None) -> dict[str, Any]:
+def run(
+    settings: Settings, out: Path, root: Root = None, progress: Progress | None = None, resume: bool = True
+) -> dict[str, Any]:
     """Train to the end, from where the folder `out/<name>` has come to; the result.
 
-    A run that is complete is not made again.
+    A run that is complete is not made again. One that is not is left alone unless it may be resumed.
     """
     config = {"settings": settings.as_json(), "circumstances": circumstances()}
     with Run(out / settings.name, config) as folder:
         if folder.done:
             return folder.result()
+        if folder.begun and not resume:
+            raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to go on, or take another folder.")
         training = Training(folder, task_of(settings, root), settings.schedule, settings.seed, progress)
         training.resume()
         return training.train()

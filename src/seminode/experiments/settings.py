@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .modes import MODES
+from .modes import MODES, adjoint_name
 from .training import Schedule
 
 EXPERIMENTS = ("ncde", "cnf", "hnn")
@@ -30,6 +31,7 @@ class Settings:
         model: arguments of the model's constructor that differ from the published ones.
         fitted: iterations of regression on true accelerations that the pendulum's network is given before training
             through solves; the published one has none.
+        adjoint: one that takes the place of the mode's own, such as `"Quadrature"` or `"Checkpointed(4)"`.
     """
 
     experiment: str
@@ -46,12 +48,15 @@ class Settings:
     fitted: int = 0
     compile: bool = False
     device: str = "cpu"
+    adjoint: str | None = None
 
     def __post_init__(self) -> None:
         if self.experiment not in EXPERIMENTS:
             raise ValueError(f"experiment: {_expected(self.experiment, EXPERIMENTS)}")
         if self.mode not in MODES:
             raise ValueError(f"mode: {_expected(self.mode, MODES)}")
+        if self.adjoint is not None:
+            object.__setattr__(self, "adjoint", adjoint_name(self.adjoint))
 
     @property
     def row(self) -> str:
@@ -64,10 +69,13 @@ class Settings:
     @property
     def name(self) -> str:
         """Of the run, and of its folder."""
-        return f"{self.row}-{self.mode}-{self.seed}"
+        other = "" if self.adjoint is None else "-" + re.sub(r"[^a-z0-9.]+", "-", self.adjoint.lower()).strip("-")
+        return f"{self.row}-{self.mode}{other}-{self.seed}"
 
     def as_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        """An adjoint is named only where it is not the mode's own."""
+        found = json.loads(json.dumps(dataclasses.asdict(self)))
+        return found if self.adjoint is not None else {key: x for key, x in found.items() if key != "adjoint"}
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Settings:

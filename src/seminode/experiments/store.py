@@ -41,6 +41,14 @@ class StoreError(Exception):
     """A run folder cannot be read, written or had."""
 
 
+class Busy(StoreError):
+    """Another process is at this run."""
+
+
+class Taken(StoreError):
+    """The folder holds something that must not be written over."""
+
+
 def times_name(epoch: int) -> str:
     return f"times-{epoch:04d}"
 
@@ -129,7 +137,7 @@ class Run:
             self._lock = FileLock(self.path / LOCK)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise StoreError(f"{self.path}: another process is at this run") from None
+            raise Busy(f"{self.path}: another process is at this run") from None
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         try:
@@ -148,7 +156,7 @@ class Run:
         asked, kept = self.config["settings"], found.get("settings", {})
         if asked != kept:
             names = sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name))
-            raise StoreError(f"{self.path}: holds another run: {', '.join(names)} differ. Take another folder.")
+            raise Taken(f"{self.path}: holds another run: {', '.join(names)} differ. Take another folder.")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -158,6 +166,11 @@ class Run:
     @property
     def done(self) -> bool:
         return (self.path / RESULT).exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on from."""
+        return any((self.path / name).exists() for name in (CHECKPOINT, METRICS))
 
     def checkpoint(self) -> Checkpoint | None:
         """The last one, or none if the run has not come to one."""

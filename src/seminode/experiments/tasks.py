@@ -41,6 +41,9 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
         order = torch.randperm(count) if shuffle else torch.arange(count)
         return ((split, rows) for rows in order.split(self.batch))
 
+    def count(self, split: str) -> int:
+        return -(-self.samples(split) // self.batch)
+
     def outcome(self, batch: Any, record: bool) -> Outcome:
         self.model.options["record"] = record
         loss, right = self.loss(*batch)

@@ -134,17 +134,37 @@ class Task(ABC, Generic[Model]):
     @abstractmethod
     def outcome(self, batch: Any, record: bool) -> Outcome: ...
 
+    def count(self, split: str) -> int | None:
+        """Batches of a split, where that is known beforehand."""
+        return None
+
     def trial(self) -> Trial | None:
         """What the trained model can do beside its loss, if there is something."""
         return None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins or goes on, and how far it has to go."""
+
+    epochs: int
+    batches: int | None  # of an epoch
+    epoch: int  # the next one
+    iterations: int  # that are done
 
 
 @dataclass
 class Progress:
     """What the loop tells of itself while it runs; every call may be ignored."""
 
+    begin: Callable[[Start], None] = lambda start: None
     batch: Callable[[int, int, float, Sequence[sn.Stats]], None] = lambda epoch, batch, loss, stats: None
+    #: A batch of an evaluation.
+    look: Callable[[str, int], None] = lambda split, batch: None
     evaluated: Callable[[Mapping[str, Any]], None] = lambda evaluation: None
+    #: An epoch, its learning rate and the seconds so far; it is saved right after this.
+    epoch: Callable[[int, float, Mapping[str, float]], None] = lambda epoch, lr, seconds: None
+    end: Callable[[Mapping[str, Any]], None] = lambda result: None
 
 
 def seed_of(seed: int, epoch: int) -> int:
@@ -232,6 +252,8 @@ class Training:
 
     def train(self) -> dict[str, Any]:
         """To the end; the result, which is also written."""
+        batches = self.task.count("train")
+        self.progress.begin(Start(self.schedule.epochs, batches, self.next_epoch, self.iterations))
         while self.next_epoch < self.schedule.epochs and not self.stopped:
             self.epoch()
         return self.finish()
@@ -249,6 +271,7 @@ class Training:
         if self.schedule.evaluates(epoch):
             self._evaluate(epoch)
         self.peak_memory = max(filter(None, (self.peak_memory, peak_memory())), default=None)
+        self.progress.epoch(epoch, self.optimiser.param_groups[0]["lr"], self.seconds)
         self.next_epoch += 1
         self.run.save(self.checkpoint())
 
@@ -284,7 +307,7 @@ class Training:
         """A pass over a split with a backward pass, whose gradients are thrown away: its evaluations are counted."""
         found, begin = Pass(), time.perf_counter()
         self.task.model.eval()
-        for batch in self.task.batches(split, shuffle=True):
+        for i, batch in enumerate(self.task.batches(split, shuffle=True)):
             with drifts() as seen:
                 outcome = self.task.outcome(batch, record)
                 outcome.loss.backward()
@@ -296,6 +319,7 @@ class Training:
             found.right += outcome.right
             found.stats += outcome.stats
             found.records += outcome.records
+            self.progress.look(split, i)
         found.seconds = time.perf_counter() - begin
         self.task.model.train()
         return found
@@ -341,6 +365,7 @@ class Training:
             self.run.keep(trial.name, trial.arrays)
             result[trial.name] = dict(trial.numbers)
         self.run.finish(result)
+        self.progress.end(result)
         return result
 
 

@@ -1,0 +1,243 @@
+"""What a run shows while it trains: a bar on a terminal, a line an epoch elsewhere, and TensorBoard logs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+import seminode as sn
+
+from .training import Progress, Start
+
+#: The folder of TensorBoard's files in a run folder.
+LOGS = "tensorboard"
+#: So many batches are averaged for display, and so many seconds pass at least between two drawings of an evaluation.
+LATEST, PAUSE = 10, 0.1
+
+
+class Costs(NamedTuple):
+    """What the solves of a batch cost, forward and backward together or apart."""
+
+    nfe: int
+    accepted: int
+    rejected: int
+
+    @classmethod
+    def of(cls, stats: Sequence[sn.Stats]) -> Costs:
+        return cls(*(sum(getattr(each, name) for each in stats) for name in cls._fields))
+
+    @property
+    def share(self) -> float:
+        """Of rejected steps."""
+        return share(self.accepted, self.rejected)
+
+
+def share(accepted: int, rejected: int) -> float:
+    return rejected / max(1, accepted + rejected)
+
+
+def both_ways(stats: Sequence[sn.Stats]) -> dict[str, Costs]:
+    back = [each.backward for each in stats if each.backward is not None]
+    return {"forward": Costs.of(stats), "backward": Costs.of(back)}
+
+
+class Meter:
+    """The latest batches, in a few words."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=LATEST)
+        self._costs: deque[dict[str, Costs]] = deque(maxlen=LATEST)
+
+    def batch(self, loss: float, stats: Sequence[sn.Stats]) -> None:
+        self._losses.append(loss)
+        self._costs.append(both_ways(stats))
+
+    def __str__(self) -> str:
+        n = len(self._losses)
+        if not n:
+            return ""
+        nfe, rejected = [], []
+        for way in ("forward", "backward"):
+            costs = [each[way] for each in self._costs]
+            nfe.append(f"{sum(each.nfe for each in costs) / n:.0f}")
+            rejected.append(
+                f"{100 * share(sum(each.accepted for each in costs), sum(each.rejected for each in costs)):.0f}"
+            )
+        return f"loss {sum(self._losses) / n:.4g}, NFE {'+'.join(nfe)} a batch, {'+'.join(rejected)} % rejected"
+
+
+class Bar:
+    """A bar over all batches of a run, with the latest loss, evaluations and rejected steps."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._meter = Meter()
+        self._bar: tqdm | None = None
+        self._drawn = 0.0
+
+    def progress(self) -> Progress:
+        return Progress(begin=self._begin, batch=self._batch, look=self._look, end=self._end)
+
+    def _begin(self, start: Start) -> None:
+        total = None if start.batches is None else start.epochs * start.batches
+        self._bar = tqdm(
+            total=total, initial=start.iterations, desc=self._name, unit="batch", dynamic_ncols=True, file=sys.stderr
+        )
+
+    def _batch(self, epoch: int, batch: int, loss: float, stats: Sequence[sn.Stats]) -> None:
+        assert self._bar is not None
+        self._meter.batch(loss, stats)
+        self._bar.set_postfix_str(f"epoch {epoch + 1}, {self._meter}", refresh=False)
+        self._bar.update()
+
+    def _look(self, split: str, batch: int) -> None:
+        assert self._bar is not None
+        now = time.monotonic()
+        if now - self._drawn > PAUSE:
+            self._drawn = now
+            told = ", ".join(filter(None, (str(self._meter), f"looking at {split} {batch + 1}")))
+            self._bar.set_postfix_str(told, refresh=True)
+
+    def _end(self, result: Mapping[str, Any]) -> None:
+        assert self._bar is not None
+        self._bar.set_postfix_str(str(self._meter), refresh=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Lines:
+    """A line an epoch and one an evaluation, for logs."""
+
+    def __init__(self) -> None:
+        self._meter = Meter()
+        self._epochs = 0
+
+    def progress(self) -> Progress:
+        return Progress(begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch)
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def _begin(self, start: Start) -> None:
+        self._epochs = start.epochs
+        if start.epoch:
+            self._say(f"goes on after epoch {start.epoch} of {start.epochs}")
+
+    def _batch(self, epoch: int, batch: int, loss: float, stats: Sequence[sn.Stats]) -> None:
+        self._meter.batch(loss, stats)
+
+    def _evaluated(self, evaluation: Mapping[str, Any]) -> None:
+        told = [f"{split} {_standing(evaluation[split])}" for split in ("train", "validation")]
+        self._say(f"epoch {evaluation['epoch'] + 1}, evaluated: {', '.join(told)}")
+
+    def _epoch(self, epoch: int, lr: float, seconds: Mapping[str, float]) -> None:
+        self._say(f"epoch {epoch + 1} of {self._epochs}: {self._meter}, {sum(seconds.values()):.1f} s")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _standing(numbers: Mapping[str, Any]) -> str:
+    accuracy = f" ({100 * numbers['accuracy']:.1f} % right)" if "accuracy" in numbers else ""
+    return f"{numbers['loss']:.4g}{accuracy}"
+
+
+class Board:
+    """TensorBoard logs in the run folder. The step is the number of batches that the model was trained on before.
+
+    A run that goes on writes another file and has TensorBoard forget what came after its checkpoint. So that nothing
+    before it is missing, all is written out at the end of an epoch.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+        self._step = 0
+
+    def progress(self) -> Progress:
+        return Progress(
+            begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch, end=self._end
+        )
+
+    def _begin(self, start: Start) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            print(f'note: no TensorBoard logs ({error}); pip install "seminode[lab]" for them', file=sys.stderr)
+            return
+        self._writer = SummaryWriter(str(self._folder / LOGS), purge_step=start.iterations)
+        self._step = start.iterations - 1
+
+    def _add(self, name: str, value: float) -> None:
+        if self._writer is not None:
+            self._writer.add_scalar(name, value, max(0, self._step))
+
+    def _batch(self, epoch: int, batch: int, loss: float, stats: Sequence[sn.Stats]) -> None:
+        self._step += 1
+        self._add("loss/batch", loss)
+        for way, costs in both_ways(stats).items():
+            self._add(f"{way}_nfe/batch", costs.nfe)
+            self._add(f"{way}_rejected/batch", costs.share)
+
+    def _numbers(self, split: str, numbers: Mapping[str, Any]) -> None:
+        for name in ("loss", "accuracy", "forward_nfe", "backward_nfe", "seconds"):
+            if name in numbers:
+                self._add(f"{name}/{split}", numbers[name])
+        for way in ("forward", "backward"):
+            self._add(f"{way}_rejected/{split}", share(numbers[f"{way}_accepted"], numbers[f"{way}_rejected"]))
+
+    def _evaluated(self, evaluation: Mapping[str, Any]) -> None:
+        for split in ("train", "validation"):
+            self._numbers(split, evaluation[split])
+
+    def _epoch(self, epoch: int, lr: float, seconds: Mapping[str, float]) -> None:
+        self._add("lr", lr)
+        for name, value in seconds.items():
+            self._add(f"seconds/{name}", value)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _end(self, result: Mapping[str, Any]) -> None:
+        self._numbers("test", result["test"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def together(parts: Sequence[Progress]) -> Progress:
+    """Several as one."""
+
+    def all_of(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            for each in calls:
+                each(*args)
+
+        return call
+
+    return Progress(**{each.name: all_of([getattr(part, each.name) for part in parts]) for each in fields(Progress)})
+
+
+@contextlib.contextmanager
+def showing(folder: Path, shown: bool = True, tensorboard: bool = True) -> Iterator[Progress]:
+    """What a run in this folder is to report to. Nothing is opened before the run begins."""
+    parts: list[Bar | Lines | Board] = []
+    if shown:
+        parts.append(Bar(folder.name) if sys.stderr.isatty() else Lines())
+    if tensorboard:
+        parts.append(Board(folder))
+    try:
+        yield together([part.progress() for part in parts])
+    finally:
+        for part in parts:
+            part.close()
