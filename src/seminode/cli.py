@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .diagnostics import command as profiling
+from .experiments.commands import report
+from .experiments.commands import run as running
+from .experiments.commands import sweep as sweeping
 from .experiments.data import command as data
 
 
@@ -23,6 +26,10 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("profile", "which adjoint and solver, compiled or not?", profiling.configure, profiling.run),
     Command("data", "which data are there, and are they whole? download them", data.configure, data.run),
+    Command("run", "train one model of the paper", running.configure, running.run),
+    Command("sweep", "train all models of a preset, in many processes", sweeping.configure, sweeping.run),
+    Command("reproduce", "all runs, tables, figures and the report", report.configure_reproduce, report.run_reproduce),
+    Command("report", "tables, figures and the report from runs", report.configure_report, report.run_report),
 )
 
 

@@ -21,10 +21,11 @@ from .training import Progress, Start
 LOGS = "tensorboard"
 #: So many batches are averaged for display, and so many seconds pass at least between two drawings of an evaluation.
 LATEST, PAUSE = 10, 0.1
+WAYS = ("forward", "backward")
 
 
 class Costs(NamedTuple):
-    """What the solves of a batch cost, forward and backward together or apart."""
+    """What solves cost, in one direction."""
 
     nfe: int
     accepted: int
@@ -46,7 +47,7 @@ def share(accepted: int, rejected: int) -> float:
 
 def both_ways(stats: Sequence[sn.Stats]) -> dict[str, Costs]:
     back = [each.backward for each in stats if each.backward is not None]
-    return {"forward": Costs.of(stats), "backward": Costs.of(back)}
+    return {way: Costs.of(each) for way, each in zip(WAYS, (stats, back), strict=True)}
 
 
 class Meter:
@@ -64,14 +65,10 @@ class Meter:
         n = len(self._losses)
         if not n:
             return ""
-        nfe, rejected = [], []
-        for way in ("forward", "backward"):
-            costs = [each[way] for each in self._costs]
-            nfe.append(f"{sum(each.nfe for each in costs) / n:.0f}")
-            rejected.append(
-                f"{100 * share(sum(each.accepted for each in costs), sum(each.rejected for each in costs)):.0f}"
-            )
-        return f"loss {sum(self._losses) / n:.4g}, NFE {'+'.join(nfe)} a batch, {'+'.join(rejected)} % rejected"
+        ways = [Costs(*map(sum, zip(*(each[way] for each in self._costs), strict=True))) for way in WAYS]
+        nfe = "+".join(f"{each.nfe / n:.0f}" for each in ways)
+        rejected = "+".join(f"{100 * each.share:.0f}" for each in ways)
+        return f"loss {sum(self._losses) / n:.4g}, NFE {nfe} a batch, {rejected} % rejected"
 
 
 class Bar:
@@ -193,7 +190,7 @@ class Board:
         for name in ("loss", "accuracy", "forward_nfe", "backward_nfe", "seconds"):
             if name in numbers:
                 self._add(f"{name}/{split}", numbers[name])
-        for way in ("forward", "backward"):
+        for way in WAYS:
             self._add(f"{way}_rejected/{split}", share(numbers[f"{way}_accepted"], numbers[f"{way}_rejected"]))
 
     def _evaluated(self, evaluation: Mapping[str, Any]) -> None:

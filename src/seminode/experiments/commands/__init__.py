@@ -1,0 +1,1 @@
+"""The commands `seminode run`, `sweep`, `reproduce` and `report`, which load the laboratory when they are used."""

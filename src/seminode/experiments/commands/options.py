@@ -1,0 +1,90 @@
+"""What the commands share: arguments, and how what stops them is told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PRESETS = "quick (shipped data, minutes), cpu (real data, reduced, hours) or paper (as published)"
+
+
+def add_preset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", default="quick", metavar="NAME", help=f"{PRESETS}; default: quick")
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Where data come from, where runs go to, and what makes them."""
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of run folders; default: out/PRESET")
+    parser.add_argument("--data-dir", metavar="DIR", help="where data lie")
+    parser.add_argument("--device", metavar="D", help="of PyTorch, such as cpu or cuda; default: that of the preset")
+    compiled: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
+    parser.add_argument("--compile", help="compile steps; default: as the preset has it", **compiled)
+    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch, in every process")
+    parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
+
+
+def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of some options that were given, by their names."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, found {value}")
+
+
+def check_device(device: str) -> None:
+    """Before anything is loaded: can tensors be there?"""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"device: expected one that PyTorch can use here, found {device!r} ({reason})") from error
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _renamed(message: str, options: argparse.Namespace) -> str:
+    """An argument as the command calls it.
+
+    >>> options = argparse.Namespace(norm="fast", data_dir="a.txt")
+    >>> _renamed("mode: expected one of …", options), _renamed("data_dir: expected a folder", options)
+    ('--norm: expected one of …', '--data-dir: expected a folder')
+    """
+    name, colon, rest = message.partition(": ")
+    name = "norm" if name == "mode" else name
+    positional = name == "experiment" and options.command == "run"
+    return f"--{name.replace('_', '-')}: {rest}" if colon and hasattr(options, name) and not positional else message
+
+
+def guarded(options: argparse.Namespace, work: Callable[[argparse.Namespace], int], after_interrupt: str) -> int:
+    """The status of some work: its own; or 1 for what was tried and failed, 2 for what cannot be used as it was given.
+
+    Either comes with one line. After an interruption 130, as is the custom.
+    """
+    try:
+        return work(options)
+    except KeyboardInterrupt:
+        status, message = 130, f"interrupted; {after_interrupt}"
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "seminode":
+            raise
+        status, message = 2, f'needs {error.name}, which is not installed: pip install "seminode[lab]"'
+    except Exception as error:
+        from ..attempts import BUSY, explained, in_one_line
+
+        known = explained(error)
+        if known is None:
+            raise
+        status, message = 1 if known[0] == BUSY else known[0], _renamed(in_one_line(known[1]), options)
+    print(f"seminode {options.command}: {message}", file=sys.stderr)
+    return status

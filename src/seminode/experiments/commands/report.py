@@ -1,0 +1,77 @@
+"""The commands `seminode reproduce`, a sweep and what follows from it, and `seminode report`, what follows alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import sweep
+from .options import guarded
+
+REPRODUCE = """\
+Reproduce the paper: all runs of a preset (as seminode sweep does), the tables, the figures and the report.
+
+The last line is the report's path. It can be stopped at any time; the same command goes on."""
+
+REPORT = """\
+The tables, the figures and the report from run folders that are there."""
+
+
+def configure_reproduce(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `seminode reproduce`."""
+    sweep.configure(parser)
+    parser.description = REPRODUCE
+
+
+def configure_report(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `seminode report`."""
+    parser.description = REPORT
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
+
+
+def run_reproduce(options: argparse.Namespace) -> int:
+    """Sweep, measure and report. Runs that failed are left out of it, and make the status 1."""
+    return guarded(options, _reproduce, "all runs are kept; the same command goes on")
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Report."""
+    return guarded(options, _report, "the same command starts again")
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from ..data.folders import data_dir
+    from ..measuring import measure_all
+
+    status = sweep.sweep(options)
+    out = sweep.out_of(options)
+    measure_all(options.preset, out, data_dir(options.data_dir), sys.stderr.isatty())
+    report(out)
+    return status
+
+
+def _report(options: argparse.Namespace) -> int:
+    return report(options.folder)
+
+
+def report(folder: Path) -> int:
+    """Print the tables, write the report, and print its paths, that of the page last."""
+    from ..report import write
+    from ..store import StoreError, runs
+    from ..tables import all_tables
+
+    if not folder.is_dir():
+        raise NotADirectoryError(f"DIR: expected a folder of run folders, found {str(folder)!r}")
+    found = runs(folder, lambda error: print(f"note: left out: {error}", file=sys.stderr))
+    complete = [run for run in found if run.result is not None]
+    if not complete:
+        raise StoreError(f"{folder}: expected run folders, found none that is complete")
+    if len(complete) < len(found):
+        print(f"note: {len(found) - len(complete)} of {len(found)} runs are not complete yet", file=sys.stderr)
+    for table in all_tables(complete):
+        print(f"{table.text()}\n")
+    written = write(folder)
+    print(written.markdown)
+    print(written.html)
+    return 0

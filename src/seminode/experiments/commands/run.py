@@ -1,0 +1,102 @@
+"""The command `seminode run EXPERIMENT`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import add_place, add_preset, at_least_one, check_device, given, guarded
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+
+DESCRIPTION = """\
+One run: train, evaluate and write everything to a folder of its own, from which it can be resumed at any time.
+
+The run is a row of a preset (--row), in a mode (--norm) and with a seed. Whatever else is changed makes it a run of its
+own; by default it is then put apart from the preset's, into out/own."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("experiment", metavar="EXPERIMENT", help="ncde, cnf or hnn")
+    add_preset(parser)
+    parser.add_argument("--row", metavar="NAME", help="of the preset, or a part of it; default: the first that fits")
+    norms = "mixed, seminorm (default), published (hnn only: what the paper's code did) or best (seminode's own choice)"
+    parser.add_argument("--norm", default="seminorm", metavar="MODE", help=norms)
+    parser.add_argument("--rtol", type=float, metavar="R", help="relative tolerance; chooses the row that has it")
+    parser.add_argument("--atol", type=float, metavar="A", help="absolute tolerance")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    adjoints = "in place of the mode's own: backsolve, quadrature, replay, direct, 'checkpointed(4)', …"
+    parser.add_argument("--adjoint", metavar="NAME", help=adjoints)
+    parser.add_argument("--epochs", type=int, metavar="N", help="of training")
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of a batch")
+    add_place(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    parser.add_argument("--no-progress", action="store_true", help="show nothing until the end")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the run, or print the result of one that is complete."""
+    return guarded(options, _run, "the same command with --resume goes on after the last whole epoch")
+
+
+def _run(options: argparse.Namespace) -> int:
+    import torch
+
+    from ..attempts import attempt, summary
+    from ..data.folders import data_dir
+
+    settings, own = settings_of(options)
+    check_device(settings.device)
+    at_least_one("threads", options.threads)
+    out = options.out or Path("out", "own" if own else settings.preset)
+    root = data_dir(options.data_dir)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(options.threads or threads)
+        shown, tensorboard = not options.no_progress, not options.no_tensorboard
+        result = attempt(settings, out, root, options.resume, shown, tensorboard)
+    finally:
+        torch.set_num_threads(threads)
+    print(summary(settings, result, out))
+    return 0
+
+
+def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
+    """What is asked for, and whether it is something that the preset does not have."""
+    from ..modes import solve_options
+    from ..settings import rows
+
+    for name in ("epochs", "batch"):
+        at_least_one(name, getattr(options, name))
+    for name in ("rtol", "atol"):
+        value = getattr(options, name)
+        if value is not None and not 0.0 < value < 1.0:
+            raise ValueError(f"{name}: expected a number between 0 and 1, found {value:g}")
+    preset = rows(options.preset)
+    preset[0].changed(experiment=options.experiment)  # is there such an experiment?
+    row = _row([row for row in preset if row.experiment == options.experiment], options)
+    changes = given(options, "rtol", "atol", "batch", "device", "compile", "adjoint")
+    if options.epochs is not None:
+        changes["schedule"] = replace(row.schedule, epochs=options.epochs)
+    settings = row.changed(**changes, mode=options.norm, seed=options.seed)
+    solve_options(settings.experiment, settings.mode, settings.adjoint)  # does it have this mode?
+    return settings, settings.changed(mode=row.mode, seed=row.seed) != row
+
+
+def _row(found: list[Settings], options: argparse.Namespace) -> Settings:
+    """The one that is named or has the tolerance; the first where there are several."""
+    names = ", ".join(row.row for row in found) or "none"
+    if options.row is not None:
+        fitting = [row for row in found if row.row == options.row] or [row for row in found if options.row in row.row]
+        if not fitting:
+            raise ValueError(f"row: expected a part of one of {names}; found {options.row!r}")
+        found = fitting
+    if not found:
+        raise ValueError(f"experiment: the preset {options.preset!r} has no {options.experiment!r}")
+    return next((row for row in found if row.rtol == options.rtol), found[0])

@@ -1,0 +1,93 @@
+"""The command `seminode sweep`: all runs of a preset."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import add_place, add_preset, at_least_one, check_device, cores, given, guarded
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from ..worker import Order
+
+DESCRIPTION = """\
+All runs of a preset: every row, in every mode, with every seed, each in a process of its own.
+
+What is complete is skipped, what is not goes on where it was, what dies is tried again. It can be stopped at any time;
+the same command goes on. Each run has a log, DIR/logs/NAME.log."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_preset(parser)
+    add_place(parser)
+    experiments = "only these: ncde, cnf, hnn"
+    parser.add_argument("--experiment", nargs="+", action="extend", metavar="NAME", help=experiments)
+    only = "only runs whose names fit, such as 'ncde-*-best-*'"
+    parser.add_argument("--only", nargs="+", action="extend", metavar="PATTERN", help=only)
+    parser.add_argument("--seeds", type=int, metavar="N", help="of every row; default: as the preset has it")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: 1, with Ray what fits")
+    parser.add_argument("--engine", default="local", metavar="NAME", help="local (default) or ray")
+    parser.add_argument("--retries", type=int, default=2, metavar="N", help="of a run that dies; default: 2")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the runs."""
+    return guarded(options, sweep, "all runs are kept; the same command goes on")
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """The status: 1 if a run failed."""
+    from ..engines import ENGINES
+    from ..sweeping import Sweep, failures
+
+    if options.engine not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {options.engine!r}")
+    orders = _orders(options)
+    engine = ENGINES[options.engine]()
+    try:
+        jobs = options.jobs or (len(orders) if options.engine == "ray" else 1)
+        found = Sweep(orders, engine, jobs, options.retries).go()
+    finally:
+        engine.close()
+    print(found)
+    for line in failures(found, out_of(options)):
+        print(line, file=sys.stderr)
+    return 1 if found.failed else 0
+
+
+def out_of(options: argparse.Namespace) -> Path:
+    return options.out or Path("out", options.preset)
+
+
+def _orders(options: argparse.Namespace) -> list[Order]:
+    from ..data.folders import data_dir
+    from ..worker import Order
+
+    for name in ("jobs", "threads"):
+        at_least_one(name, getattr(options, name))
+    runs = _runs(options)
+    out = out_of(options).absolute()
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"out: expected a folder, found the file {str(out)!r}")
+    root = data_dir(options.data_dir).absolute()
+    usual = 1 if options.engine == "ray" else max(1, cores() // (options.jobs or 1))
+    return [Order(run, out, root, options.threads or usual, not options.no_tensorboard) for run in runs]
+
+
+def _runs(options: argparse.Namespace) -> list[Settings]:
+    from ..settings import rows
+    from ..sweeping import chosen
+
+    for name in options.experiment or ():
+        rows(options.preset)[0].changed(experiment=name)  # is there such an experiment?
+    found = chosen(options.preset, options.experiment or (), options.only or (), options.seeds)
+    changes = given(options, "device", "compile")
+    for device in {run.changed(**changes).device for run in found}:
+        check_device(device)
+    return [run.changed(**changes) for run in found]

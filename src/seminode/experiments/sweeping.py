@@ -1,0 +1,199 @@
+"""Many runs, a few at a time: what is complete is skipped, what is not goes on, what dies is tried again."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from .attempts import BUSY, DIED, DONE, FAILED, UNUSABLE
+from .engines import Engine, Running
+from .modes import MODES
+from .settings import Settings, all_runs
+from .store import RESULT, Finished, StoreError
+from .watching import Sight, Watch, last_lines
+from .worker import Order
+
+#: Seconds between two looks at everything, and after which a run that another process is at is looked at again.
+PAUSE, AGAIN, AGAIN_AT_MOST = 0.2, 5.0, 60.0
+
+
+def chosen(
+    preset: str, experiments: Sequence[str] = (), only: Sequence[str] = (), seeds: int | None = None
+) -> list[Settings]:
+    """The runs of a preset that are wanted, the longest first: those with the tightest tolerance, and mixed norms.
+
+    `only` has patterns of names; one without wildcards may stand anywhere in a name.
+    """
+    found = all_runs(preset)
+    if seeds is not None:
+        if seeds < 1:
+            raise ValueError(f"seeds: expected a whole number of at least 1, found {seeds}")
+        found = [run.changed(seed=seed) for run in found if run.seed == 0 for seed in range(seeds)]
+    if experiments:
+        found = [run for run in found if run.experiment in experiments]
+    if only:
+        found = _named(found, only)
+    return sorted(found, key=lambda run: (run.rtol, MODES.index(run.mode)))
+
+
+def _named(runs: Iterable[Settings], patterns: Sequence[str]) -> list[Settings]:
+    runs, kept = list(runs), []
+    for pattern in patterns:
+        wild = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+        fitting = [run for run in runs if fnmatchcase(run.name, wild)]
+        if not fitting:
+            example = f", such as {runs[0].name!r}" if runs else ""
+            raise ValueError(f"only: expected a part of a run's name{example}; nothing fits {pattern!r}")
+        kept += fitting
+    return list(dict.fromkeys(kept))
+
+
+@dataclass
+class Job:
+    """A run of a sweep, and what has become of it."""
+
+    order: Order
+    tries: int = 0
+    not_before: float = 0.0
+    pause: float = AGAIN
+    since: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.order.settings.name
+
+    def complete(self) -> bool:
+        folder = self.order.out / self.name
+        if not (folder / RESULT).exists():
+            return False
+        try:
+            return Finished.load(folder).settings == self.order.settings.as_json()
+        except StoreError:
+            return False  # whoever tries to make it will say what is wrong
+
+
+@dataclass
+class Swept:
+    """What has become of the runs, by name."""
+
+    there: list[str] = field(default_factory=list)  # before
+    made: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # and why
+
+    def __str__(self) -> str:
+        total = len(self.there) + len(self.made) + len(self.failed)
+        return f"{total} runs: {len(self.made)} made, {len(self.there)} there before, {len(self.failed)} failed"
+
+
+class Sweep:
+    """Runs in the making."""
+
+    def __init__(self, orders: Sequence[Order], engine: Engine, jobs: int, retries: int = 2) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs: expected a whole number of at least 1, found {jobs}")
+        if retries < 0:
+            raise ValueError(f"retries: expected a whole number of at least 0, found {retries}")
+        self._engine, self._places, self._retries = engine, jobs, retries
+        self._waiting = [Job(order) for order in orders]
+        self._running: list[tuple[Job, Running]] = []
+        self._watch = Watch(len(orders))
+        self.found = Swept()
+
+    def go(self) -> Swept:
+        """To the end; an interrupt stops what runs and leaves all as it is."""
+        try:
+            self._skip()
+            while self._waiting or self._running:
+                self._start()
+                self._look()
+                self._show()
+                if self._waiting or self._running:
+                    time.sleep(PAUSE)
+        finally:
+            for _, running in self._running:
+                running.stop()
+            for _, running in self._running:
+                running.wait()
+            self._watch.close()
+        return self.found
+
+    def _skip(self) -> None:
+        for job in [job for job in self._waiting if job.complete()]:
+            self._waiting.remove(job)
+            self.found.there.append(job.name)
+            self._watch.settled()
+        if self.found.there:
+            self._watch.event(f"there: {len(self.found.there)} runs are complete")
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        due = [job for job in self._waiting if job.not_before <= now]
+        for job in due[: self._places - len(self._running)]:
+            self._waiting.remove(job)
+            if job.complete():  # another sweep has been at it
+                self.found.there.append(job.name)
+                self._settle(f"there: {job.name}")
+                continue
+            job.since = now
+            if not job.not_before:
+                self._watch.event(f"starts: {job.name}" + (f", try {job.tries + 1}" if job.tries else ""))
+            self._running.append((job, self._engine.start(job.order)))
+
+    def _look(self) -> None:
+        for job, running in list(self._running):
+            status = running.status()
+            if status is not None:
+                self._running.remove((job, running))
+                self._ended(job, status)
+
+    def _ended(self, job: Job, status: int) -> None:
+        if status == DONE:
+            self.found.made.append(job.name)
+            self._settle(f"done: {job.name} in {time.monotonic() - job.since:.0f} s")
+        elif status == BUSY:
+            if not job.not_before:
+                self._watch.event(f"waits: {job.name}, another process is at it")
+            job.not_before, job.pause = time.monotonic() + job.pause, min(2 * job.pause, AGAIN_AT_MOST)
+            self._waiting.append(job)
+        elif status in (FAILED, UNUSABLE):  # it would fail again
+            self._failed(job, "".join(last_lines(job.order.log, 1)))
+        else:
+            job.tries, job.not_before = job.tries + 1, 0.0
+            if job.tries > self._retries:
+                self._failed(job, f"{_death(status)}, {job.tries} times")
+            else:
+                self._watch.event(f"died: {job.name}, {_death(status)}; it is tried again")
+                self._waiting.insert(0, job)
+
+    def _failed(self, job: Job, reason: str) -> None:
+        self.found.failed[job.name] = reason
+        self._settle(f"failed: {job.name}: {reason}")
+
+    def _settle(self, text: str) -> None:
+        self._watch.event(text)
+        self._watch.settled()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        sights = [Sight(job.name, now - job.since, job.order.log) for job, _ in self._running]
+        self._watch.tick(sights, len(self._waiting), len(self.found.failed))
+
+
+def _death(status: int) -> str:
+    if status < 0:
+        names = {each.value: each.name for each in signal.Signals}
+        return f"killed by {names.get(-status, -status)}"
+    return "ended by an error" if status == DIED else f"ended with status {status}"
+
+
+def failures(found: Swept, out: Path, count: int = 5) -> list[str]:
+    """Lines on what failed: why, and how its log ends."""
+    told = []
+    for name, reason in found.failed.items():
+        log = out / "logs" / f"{name}.log"
+        told += [f"{name}: {reason}", *(f"    | {line}" for line in last_lines(log, count)), f"    log: {log}"]
+    return told
