@@ -18,8 +18,8 @@ export MPLBACKEND ?= Agg
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(STAMP)-lab ## run the first example and leave its picture in out/demo
-	$(BIN)/python examples/spiral.py
+demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and the report, in out/quick
+	$(BIN)/seminode reproduce --preset quick --out out/quick --jobs 2
 
 examples: $(STAMP)-lab ## run all examples, some minutes, and leave their pictures in out/demo
 	for name in spiral vowels flow pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
