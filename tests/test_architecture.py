@@ -116,7 +116,7 @@ def test_rooms_and_functions_stay_small() -> None:
 def test_importing_loads_nothing_of_the_lab() -> None:
     code = "import sys, seminode; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"matplotlib", "scipy", "pandas", "safetensors", "sklearn", "torchdiffeq"}
+    heavy = {"matplotlib", "ray", "scipy", "pandas", "safetensors", "sklearn", "tensorboard", "torchdiffeq"}
     assert heavy & set(run.stdout.split()) == set()
 
 

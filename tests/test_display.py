@@ -35,7 +35,7 @@ def test_the_meter_averages_the_latest_batches() -> None:
         meter.batch(100.0, [stats(1, 1, 0)])
     for _ in range(10):
         meter.batch(0.5, [stats(20, 2, 2, stats(30, 3, 1)), stats(10, 4, 0)])
-    assert str(meter) == "loss 0.5, NFE 30+30 a batch, 25+25 % rejected"
+    assert str(meter) == "loss 0.5, NFE 30+30, 25+25 % rejected"
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     last = screen.getvalue().split("\r")[-1]
     assert settings.name in last
     assert "4/4" in last
-    assert re.search(r"loss \d\.\d+, NFE \d+\+\d+ a batch, \d+\+\d+ % rejected", last)
+    assert re.search(r"loss \d\.\d+, NFE \d+\+\d+, \d+\+\d+ % rejected", last)
     assert "looking at" in screen.getvalue()
 
 
@@ -90,7 +90,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     settings = tiny(schedule=TWO)
-    seen: list[tuple[int, float]] = []
+    seen: list[tuple[int, Any]] = []
     with showing(tmp_path / settings.name, shown=False) as progress:
         noted = Progress(batch=lambda epoch, i, loss, stats: seen.append((2 * epoch + i, pytest.approx(loss))))
         running.run(settings, tmp_path, progress=together([progress, noted]))

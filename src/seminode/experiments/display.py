@@ -68,7 +68,7 @@ class Meter:
         ways = [Costs(*map(sum, zip(*(each[way] for each in self._costs), strict=True))) for way in WAYS]
         nfe = "+".join(f"{each.nfe / n:.0f}" for each in ways)
         rejected = "+".join(f"{100 * each.share:.0f}" for each in ways)
-        return f"loss {sum(self._losses) / n:.4g}, NFE {nfe} a batch, {rejected} % rejected"
+        return f"loss {sum(self._losses) / n:.4g}, NFE {nfe}, {rejected} % rejected"
 
 
 class Bar:
