@@ -109,6 +109,7 @@ def test_an_adjoint_takes_the_place_of_the_modes_own() -> None:
         (["ncde", "--atol", "nan"], "--atol: expected a number between 0 and 1, found nan"),
         (["ncde", "--epochs", "0"], "--epochs: expected a whole number of at least 1, found 0"),
         (["ncde", "--batch", "-1"], "--batch: expected a whole number of at least 1, found -1"),
+        (["ncde", "--seed", "-1"], "--seed: expected a whole number of at least 0, found -1"),
         (["ncde", "--threads", "0"], "--threads: expected a whole number of at least 1, found 0"),
         (["ncde", "--adjoint", "relay"], "--adjoint: unknown name 'relay'; did you mean 'Replay'?"),
         (["ncde", "--device", "abacus"], "--device: expected one that PyTorch can use here, found 'abacus'"),

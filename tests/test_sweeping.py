@@ -297,6 +297,12 @@ def test_what_cannot_be_swept(
     assert (told.out, list(tmp_path.iterdir())) == ("", [])
 
 
+def test_an_experiment_that_the_preset_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_runs.install(monkeypatch)
+    with pytest.raises(ValueError, match="experiment: the preset 'tiny' has no 'cnf' or 'hnn'"):
+        chosen("tiny", ["cnf", "hnn"])
+
+
 def test_last_lines_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     assert last_lines(log, 3) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import signal
@@ -166,10 +167,10 @@ class Ray(Engine):
 
     def __init__(self) -> None:
         try:
-            import ray
+            ray = importlib.import_module("ray")
         except ImportError as error:
             raise ValueError('engine: Ray is not installed: pip install "seminode[ray]"') from error
-        self._ray: Any = ray
+        self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:
             ray.init(log_to_driver=False, logging_level="ERROR")

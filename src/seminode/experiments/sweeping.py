@@ -35,6 +35,8 @@ def chosen(
         found = [run.changed(seed=seed) for run in found if run.seed == 0 for seed in range(seeds)]
     if experiments:
         found = [run for run in found if run.experiment in experiments]
+        if not found:
+            raise ValueError(f"experiment: the preset {preset!r} has no {' or '.join(map(repr, experiments))}")
     if only:
         found = _named(found, only)
     return sorted(found, key=lambda run: (run.rtol, MODES.index(run.mode)))

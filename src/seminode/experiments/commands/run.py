@@ -74,6 +74,8 @@ def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
 
     for name in ("epochs", "batch"):
         at_least_one(name, getattr(options, name))
+    if options.seed < 0:
+        raise ValueError(f"seed: expected a whole number of at least 0, found {options.seed}")
     for name in ("rtol", "atol"):
         value = getattr(options, name)
         if value is not None and not 0.0 < value < 1.0:
