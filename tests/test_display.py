@@ -14,9 +14,11 @@ from tiny_runs import ONE, TWO, tiny
 
 import seminode as sn
 from seminode.experiments import running
+from seminode.experiments.attempts import summary
 from seminode.experiments.display import LOGS, Meter, showing, together
+from seminode.experiments.progress import Progress
 from seminode.experiments.store import Finished
-from seminode.experiments.training import Progress, Training
+from seminode.experiments.training import Training
 
 
 class Screen(io.StringIO):
@@ -64,6 +66,17 @@ def test_a_log_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "epoch 2 of 2",
     ]
     assert f"train {metrics[1]['train']['loss']:.4g} (" in lines[2]
+
+
+def test_where_nothing_is_selected_the_training_set_is_not_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny(schedule=replace(ONE, selects=False))
+    with showing(tmp_path / settings.name) as progress:
+        result = running.run(settings, tmp_path, progress=progress)
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("epoch 1, evaluated: validation ") for line in lines)
+    assert "    epochs    1\n" in summary(settings, result, tmp_path)
 
 
 def test_nothing_is_shown_unless_it_is_wanted_and_there_is_something_to_do(

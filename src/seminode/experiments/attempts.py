@@ -51,9 +51,10 @@ def summary(settings: Settings, result: Mapping[str, Any], out: Path) -> str:
     test, totals, seconds = result["test"], result["totals"], result["seconds"]
     accuracy = f", {100 * test['accuracy']:.2f} % right" if "accuracy" in test else ""
     rejected = share(totals["backward_accepted"], totals["backward_rejected"])
+    best = f", the best one is {result['best_epoch'] + 1}" if settings.schedule.selects else ""
     rows = (
         ("folder", out / settings.name),
-        ("epochs", f"{result['epochs']}, the best one is {result['best_epoch'] + 1}"),
+        ("epochs", f"{result['epochs']}{best}"),
         ("test", f"loss {test['loss']:.5g}{accuracy}"),
         ("training", f"{totals['forward_nfe']:,} evaluations forward, {totals['backward_nfe']:,} backward"),
         ("rejected", f"{100 * rejected:.1f} % of backward steps"),

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 import seminode as sn
 
-from .training import Progress, Start
+from .progress import Progress, Start
+from .training import SPLITS
 
 #: The folder of TensorBoard's files in a run folder.
 LOGS = "tensorboard"
@@ -134,7 +135,7 @@ class Lines:
         self._meter.batch(loss, stats)
 
     def _evaluated(self, evaluation: Mapping[str, Any]) -> None:
-        told = [f"{split} {_standing(evaluation[split])}" for split in ("train", "validation")]
+        told = [f"{split} {_standing(evaluation[split])}" for split in SPLITS if split in evaluation]
         self._say(f"epoch {evaluation['epoch'] + 1}, evaluated: {', '.join(told)}")
 
     def _epoch(self, epoch: int, lr: float, seconds: Mapping[str, float]) -> None:
@@ -194,8 +195,9 @@ class Board:
             self._add(f"{way}_rejected/{split}", share(numbers[f"{way}_accepted"], numbers[f"{way}_rejected"]))
 
     def _evaluated(self, evaluation: Mapping[str, Any]) -> None:
-        for split in ("train", "validation"):
-            self._numbers(split, evaluation[split])
+        for split in SPLITS:
+            if split in evaluation:
+                self._numbers(split, evaluation[split])
 
     def _epoch(self, epoch: int, lr: float, seconds: Mapping[str, float]) -> None:
         self._add("lr", lr)

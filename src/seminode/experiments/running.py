@@ -18,10 +18,11 @@ import seminode as sn
 from ..models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet, pendulum
 from . import data as sets
 from .modes import solve_options
+from .progress import Progress
 from .settings import Settings
 from .store import Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
-from .training import SPLITS, Progress, Training
+from .training import SPLITS, Training
 
 Root = str | os.PathLike[str] | None
 

@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import seminode as sn
 
 from .counting import strided
+from .progress import Progress, Start
 from .store import Checkpoint, Run
 
 SPLITS = ("train", "validation", "test")
@@ -141,30 +142,6 @@ class Task(ABC, Generic[Model]):
     def trial(self) -> Trial | None:
         """What the trained model can do beside its loss, if there is something."""
         return None
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins or goes on, and how far it has to go."""
-
-    epochs: int
-    batches: int | None  # of an epoch
-    epoch: int  # the next one
-    iterations: int  # that are done
-
-
-@dataclass
-class Progress:
-    """What the loop tells of itself while it runs; every call may be ignored."""
-
-    begin: Callable[[Start], None] = lambda start: None
-    batch: Callable[[int, int, float, Sequence[sn.Stats]], None] = lambda epoch, batch, loss, stats: None
-    #: A batch of an evaluation.
-    look: Callable[[str, int], None] = lambda split, batch: None
-    evaluated: Callable[[Mapping[str, Any]], None] = lambda evaluation: None
-    #: An epoch, its learning rate and the seconds so far; it is saved right after this.
-    epoch: Callable[[int, float, Mapping[str, float]], None] = lambda epoch, lr, seconds: None
-    end: Callable[[Mapping[str, Any]], None] = lambda result: None
 
 
 def seed_of(seed: int, epoch: int) -> int:
