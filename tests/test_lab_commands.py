@@ -275,7 +275,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return type("Written", (), {"html": folder / "report.html", "markdown": folder / "report.md"})
 
     vars(modules["tables"])["all_tables"] = all_tables
-    vars(modules["measuring"])["measure_all"] = lambda *given: told.append(("measured", *given))
+
+    def measure_all(preset: str, out: Path, root: Path, progress: Callable[[str], None]) -> None:
+        told.append(("measured", preset, out, root))
+        progress("measuring")
+
+    vars(modules["measuring"])["measure_all"] = measure_all
     vars(modules["report"])["write"] = write
     return told
 
@@ -298,8 +303,8 @@ def test_reproduce_sweeps_measures_and_reports(
     assert cli.main([*reproduce, "--only", "mixed", "seminorm"]) == 0
     names = [tiny(mode=mode, rtol=rtol).name for rtol in (1e-3, 1e-2) for mode in ("mixed", "seminorm")]
     out = Path("there")
-    assert calls == [("measured", "tiny", out, Path("data"), False), ("tables", sorted(names)), ("report", out)]
-    assert capsys.readouterr().out.endswith("one\n\ntwo\n\nthere/report.md\nthere/report.html\n")
+    assert calls == [("measured", "tiny", out, Path("data")), ("tables", sorted(names)), ("report", out)]
+    assert capsys.readouterr().out.endswith("measuring\none\n\ntwo\n\nthere/report.md\nthere/report.html\n")
     # What fails does not keep the rest from being reported, and is not forgotten.
     assert cli.main(reproduce) == 1
     told = capsys.readouterr()

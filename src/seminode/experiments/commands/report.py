@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from . import sweep
@@ -46,7 +47,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
     status = sweep.sweep(options)
     out = sweep.out_of(options)
-    measure_all(options.preset, out, data_dir(options.data_dir), sys.stderr.isatty())
+    measure_all(options.preset, out, data_dir(options.data_dir), partial(print, flush=True))
     report(out)
     return status
 
