@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,6 +273,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def write(folder: Path) -> Any:
         told.append(("report", folder))
+        warnings.warn("something is left out", UserWarning, stacklevel=2)
         return type("Written", (), {"html": folder / "report.html", "markdown": folder / "report.md"})
 
     vars(modules["tables"])["all_tables"] = all_tables
@@ -321,9 +323,19 @@ def test_report_leaves_out_what_cannot_be_read(
     (here / tiny(seed=2).name / "config.json").write_text("{")
     assert cli.main(["report", str(here)]) == 0
     assert calls == [("tables", [tiny().name]), ("report", here)]
-    told = capsys.readouterr().err
-    assert "note: left out: " in told
-    assert "note: 1 of 2 runs are not complete yet\n" in told
+    assert capsys.readouterr().err == "note: something is left out\n"
+
+
+def test_a_report_of_real_tables(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab_runs.write_all(here, seeds=(0,))
+    lab_runs.write(lab_runs.rows()[0].changed(seed=7), here, complete=False)
+    assert cli.main(["report", str(here)]) == 0
+    told = capsys.readouterr()
+    assert "Speech Commands" in told.out
+    assert "-mixed-7 is left out" in told.err
+    paths = [Path(line) for line in told.out.splitlines()[-2:]]
+    assert [path.suffix for path in paths] == [".md", ".html"]
+    assert all(path.stat().st_size > 1000 for path in paths)
 
 
 @pytest.mark.usefixtures("calls")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -64,15 +65,17 @@ def report(folder: Path) -> int:
 
     if not folder.is_dir():
         raise NotADirectoryError(f"DIR: expected a folder of run folders, found {str(folder)!r}")
-    found = runs(folder, lambda error: print(f"note: left out: {error}", file=sys.stderr))
-    complete = [run for run in found if run.result is not None]
+    # Those that cannot be read or are not complete: the report warns of them.
+    complete = [run for run in runs(folder, lambda error: None) if run.result is not None]
     if not complete:
         raise StoreError(f"{folder}: expected run folders, found none that is complete")
-    if len(complete) < len(found):
-        print(f"note: {len(found) - len(complete)} of {len(found)} runs are not complete yet", file=sys.stderr)
     for table in all_tables(complete):
         print(f"{table.text()}\n")
-    written = write(folder)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        written = write(folder)
+    for note in notes:
+        print(f"note: {note.message}", file=sys.stderr)
     print(written.markdown)
     print(written.html)
     return 0
