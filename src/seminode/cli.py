@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .diagnostics import command as profiling
-from .experiments.commands import report
+from .experiments.commands import bench, parts, report
 from .experiments.commands import run as running
 from .experiments.commands import sweep as sweeping
 from .experiments.data import command as data
@@ -30,6 +30,9 @@ COMMANDS = (
     Command("sweep", "train all models of a preset, in many processes", sweeping.configure, sweeping.run),
     Command("reproduce", "all runs, tables, figures and the report", report.configure_reproduce, report.run_reproduce),
     Command("report", "tables, figures and the report from runs", report.configure_report, report.run_report),
+    Command("table", "tables from runs", parts.configure_table, parts.run_table),
+    Command("figure", "figures from runs", parts.configure_figure, parts.run_figure),
+    Command("bench", "compare with other libraries", bench.configure, bench.run),
 )
 
 

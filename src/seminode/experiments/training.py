@@ -166,13 +166,7 @@ class Training:
         self.peak_memory: int | None = None
         self.best_loss, self.best_epoch = math.inf, -1
         self.best: dict[str, Tensor] = self._weights()
-        self.totals = {
-            "forward_nfe": 0,
-            "backward_nfe": 0,
-            "backward_rejected": 0,
-            "backward_accepted": 0,
-            "drifted": 0,
-        }
+        self.totals = dict.fromkeys(TOTALS, 0)
         self.evaluations: list[dict[str, Any]] = []
         self.stopped = False
 

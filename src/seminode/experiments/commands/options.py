@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..store import Finished
 
 PRESETS = "quick (shipped data, minutes), cpu (real data, reduced, hours) or paper (as published)"
 
@@ -46,6 +49,22 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"device: expected one that PyTorch can use here, found {device!r} ({reason})") from error
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
+
+
+def complete_runs(folder: Path) -> list[Finished]:
+    """Those in a folder. What cannot be read or is not complete is left out."""
+    from ..store import StoreError, runs
+
+    if not folder.is_dir():
+        raise NotADirectoryError(f"DIR: expected a folder of run folders, found {str(folder)!r}")
+    found = [run for run in runs(folder, lambda error: None) if run.result is not None]
+    if not found:
+        raise StoreError(f"{folder}: expected run folders, found none that is complete")
+    return found
 
 
 def cores() -> int:

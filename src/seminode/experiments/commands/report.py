@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from . import sweep
-from .options import guarded
+from .options import add_runs, complete_runs, guarded
 
 REPRODUCE = """\
 Reproduce the paper: all runs of a preset (as seminode sweep does), the tables, the figures and the report.
@@ -29,7 +29,7 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
 def configure_report(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `seminode report`."""
     parser.description = REPORT
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
+    add_runs(parser)
 
 
 def run_reproduce(options: argparse.Namespace) -> int:
@@ -60,16 +60,9 @@ def _report(options: argparse.Namespace) -> int:
 def report(folder: Path) -> int:
     """Print the tables, write the report, and print its paths, that of the page last."""
     from ..report import write
-    from ..store import StoreError, runs
     from ..tables import all_tables
 
-    if not folder.is_dir():
-        raise NotADirectoryError(f"DIR: expected a folder of run folders, found {str(folder)!r}")
-    # Those that cannot be read or are not complete: the report warns of them.
-    complete = [run for run in runs(folder, lambda error: None) if run.result is not None]
-    if not complete:
-        raise StoreError(f"{folder}: expected run folders, found none that is complete")
-    for table in all_tables(complete):
+    for table in all_tables(complete_runs(folder)):
         print(f"{table.text()}\n")
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")

@@ -1,0 +1,84 @@
+"""The commands `seminode table` and `seminode figure`: one or some of what a report holds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .options import add_runs, complete_runs, guarded
+
+TABLE = """\
+Print tables from run folders: ncde, cnf, hnn, rejections, savings; without a name, all that there is something for."""
+
+FIGURE = """\
+Draw figures from run folders, as PNG and SVG; without names, all that there is something for. Prints the files."""
+
+AGAIN = "the same command starts again"
+
+
+def configure_table(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `seminode table`."""
+    parser.description = TABLE
+    add_runs(parser)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of tables")
+    parser.add_argument("--format", choices=("text", "markdown", "html"), default="text", help="default: text")
+
+
+def configure_figure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `seminode figure`."""
+    parser.description = FIGURE
+    add_runs(parser)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of figures, such as f1a or f6")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where they go; default: figures in the first DIR")
+
+
+def run_table(options: argparse.Namespace) -> int:
+    """Print tables."""
+    return guarded(options, _table, AGAIN)
+
+
+def run_figure(options: argparse.Namespace) -> int:
+    """Draw figures."""
+    return guarded(options, _figure, AGAIN)
+
+
+def picked(kind: str, names: Sequence[str], there: Sequence[str]) -> list[str]:
+    """The names that were asked for, all by default. Their first parts will do.
+
+    >>> picked("figures", ["f1"], ["f1-accuracy", "f1-nfe", "f2"])
+    ['f1-accuracy', 'f1-nfe']
+    """
+    found = {name: [full for full in there if f"{full}-".startswith(f"{name}-")] for name in names}
+    for name, full in found.items():
+        if not full:
+            raise ValueError(f"NAME: expected one of the {kind} {', '.join(there)}, found {name!r}")
+    return [full for name in found for full in found[name]] or list(there)
+
+
+def _table(options: argparse.Namespace) -> int:
+    from .. import tables
+
+    makers: dict[str, Callable[..., Any]] = {
+        name: getattr(tables, name) for name in ("ncde", "cnf", "hnn", "rejections", "savings")
+    }
+    runs = complete_runs(options.folder)
+    chosen = picked("tables", options.names, tuple(makers))
+    found = [makers[name](runs) for name in chosen] if options.names else tables.all_tables(runs)
+    print("\n\n".join(getattr(table, options.format)() for table in found))
+    return 0
+
+
+def _figure(options: argparse.Namespace) -> int:
+    from ..figures import pictures
+    from ..figures.style import save
+
+    drawn = {picture.name: picture for picture in pictures(complete_runs(options.folder), options.folder)}
+    out = options.out or options.folder / "figures"
+    for name in picked("figures", options.names, tuple(drawn)):
+        saved = save(drawn[name], out)
+        for path in (saved.png, saved.svg, saved.gif):
+            if path is not None:
+                print(path)
+    return 0
