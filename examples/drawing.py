@@ -1,28 +1,13 @@
-"""What the pictures of the examples have in common."""
+"""What the pictures of the examples have in common: the look of the laboratory's figures."""
 
 from __future__ import annotations
 
-import io
 import sys
-from pathlib import Path
-from typing import Any
 
-INK, BLUE, ORANGE, GREY = "#22303c", "#17607c", "#e4572e", "#9aa5ad"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.handlelength": 1.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
+from seminode.experiments.figures.style import BLUE, GREY, INK, ORANGE, STYLE
+from seminode.experiments.figures.style import save_png as save
+
+__all__ = ["BLUE", "GREY", "INK", "ORANGE", "STYLE", "need", "save"]
 
 
 def need(*libraries: str) -> None:
@@ -35,15 +20,3 @@ def need(*libraries: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-
-
-def save(figure: Any, path: Path, dpi: int = 150, colours: int = 192, dither: bool = False) -> None:
-    """As a PNG with a palette: a third of the size, and the eye sees no difference."""
-    from PIL import Image  # comes with matplotlib
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=dpi)
-    image = Image.open(pixels).convert("RGB")
-    how = Image.Dither.FLOYDSTEINBERG if dither else Image.Dither.NONE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.quantize(colours, palette=image.quantize(colours), dither=how).save(path, optimize=True)

@@ -15,13 +15,13 @@ import argparse
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from drawing import BLUE, GREY, INK, ORANGE, STYLE, need, save
+from drawing import need, save
 from torch import Tensor
 from torch.nn import functional
 
+from seminode.experiments.figures.swing import Swing, swing_figure
 from seminode.models import pendulum
 from seminode.models.symplectic import SymplecticODENet
 
@@ -66,90 +66,9 @@ def report(title: str, run: pendulum.Run) -> None:
     print("  largest torques: {:.1f}, {:.1f}".format(*run.torques.abs().amax(0).tolist()))
 
 
-HEIGHTS = (-0.8, -0.1, 0.6, 0.98)  # of −cos q₁: the pendulum is drawn when it first comes this high
-GAP, TRAIL = 0.8, 1.0  # lengths of a link between two drawings; seconds of the past that each shows
-
-
-def joints(states: Tensor) -> Tensor:
-    """The end of each link, (…, 2 links, 2), in a plane with y upwards."""
-    q1, q2 = states[..., 0], states[..., 1]
-    first = torch.stack((q1.sin(), -q1.cos()), -1)
-    return torch.stack((first, first + torch.stack(((q1 + q2).sin(), -(q1 + q2).cos()), -1)), -2)
-
-
-def moments(run: pendulum.Run) -> list[int]:
-    """Steps to draw: the start, on the way up, the furthest point of the swing beyond the top, the end."""
-    height = -run.states[:, 0].cos()
-    up = [int((height >= level).nonzero()[0]) for level in HEIGHTS if bool((height >= level).any())]
-    beyond = [up[-1] + int(height[up[-1] :].argmin())] if len(up) == len(HEIGHTS) else []
-    return [0, *up, *beyond, len(height) - 1]
-
-
 def draw(run: pendulum.Run, path: Path) -> None:
     """The pendulum at some moments with the way of its tip; below it angles, velocities and torques over time."""
-    import matplotlib.pyplot as plt
-
-    chosen = moments(run)
-    with plt.rc_context(STYLE):
-        figure = plt.figure(figsize=(9.6, 6.6), layout="constrained")
-        parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.75))
-        above, below = parts
-        frames, panels = above.subplots(), below.subplots(2, 2, sharex=True)
-        edge = 0.0
-        for moment in chosen:
-            edge = draw_pendulum(frames, run, moment, edge) + GAP
-        frames.set(xlim=(-GAP, edge), ylim=(-2.2, 2.9), aspect="equal")
-        frames.set_axis_off()
-        frames.set_title("A learned controller swings up the true pendulum")
-        draw_panels(panels, run)
-        for axes in panels.flat:
-            for moment in chosen[1:-1]:
-                axes.axvline(float(run.ts[moment]), color=GREY, linewidth=0.6, alpha=0.6, zorder=0)
-        save(figure, path)
-        plt.close(figure)
-
-
-def draw_pendulum(axes: Any, run: pendulum.Run, moment: int, edge: float) -> float:
-    """To the right of an edge, with a fading past; returns the edge of what was drawn."""
-    first = max(0, moment - round(TRAIL / pendulum.DT))
-    ends = joints(run.states)
-    reach = ends[first : moment + 1, :, 0]
-    x = edge - min(float(reach.min()), -0.4)
-    pivot = torch.tensor([[x, 0.0]], dtype=torch.float64)
-    ends = ends + pivot
-    for i in range(first, moment):
-        fresh = (i + 1 - first) / (moment - first)
-        trail = {"color": ORANGE, "linewidth": 2.4, "solid_capstyle": "butt"}
-        axes.plot(*ends[i : i + 2, 1].T.numpy(), **trail, alpha=0.8 * fresh**1.5)
-        if (moment - i) % 4 == 0:
-            links = torch.cat((pivot, ends[i])).T.numpy()
-            axes.plot(*links, color=BLUE, linewidth=2.0, alpha=0.22 * fresh, solid_capstyle="round")
-    links = torch.cat((pivot, ends[moment])).T.numpy()
-    axes.plot(*links, color=BLUE, linewidth=4.0, solid_capstyle="round", zorder=3)
-    axes.plot(*links[:, 1:], "o", color=BLUE, markeredgecolor="white", markeredgewidth=1.2, markersize=8, zorder=4)
-    axes.plot(x, 0.0, "s", color=INK, markersize=6, zorder=5)
-    axes.text(x, 2.45, f"{float(run.ts[moment]):.1f} s", ha="center", color=INK)
-    return x + max(float(reach.max()), 0.4)
-
-
-def draw_panels(panels: Any, run: pendulum.Run) -> None:
-    q, w = run.states.split(2, -1)
-    what = (
-        ("Where the links point: cosine", q.cos(), ("cos q₁", "cos q₂")),
-        ("Sine", q.sin(), ("sin q₁", "sin q₂")),
-        ("Angular velocity, 1/s", w, ("q₁′", "q₂′")),
-        ("Torque", run.torques, ("u₁", "u₂")),
-    )
-    for axes, (title, values, names) in zip(panels.flat, what, strict=True):
-        for i, (name, colour) in enumerate(zip(names, (BLUE, ORANGE), strict=True)):
-            axes.plot(run.ts.numpy(), values[:, i].numpy(), color=colour, linewidth=1.6, label=name)
-        axes.set(xlim=(0.0, 20.0), xticks=range(0, 21, 5))
-        axes.set_title(title)
-        axes.legend(loc="best", ncols=2)
-    for goal in (-1.0, 1.0):
-        panels[0, 0].axhline(goal, color=INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
-    for axes in panels[1]:
-        axes.set_xlabel("t (s)")
+    save(swing_figure(Swing(*(part.numpy() for part in run))), path)
 
 
 def main() -> None:

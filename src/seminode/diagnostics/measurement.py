@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,33 @@ from .contenders import Contender
 from .isolation import Snapshot
 from .memory import peak_bytes
 from .results import Row
-from .subject import Subject, flat_gradient, now, relative_error
+from .subject import flat_gradient, now, relative_error
+
+
+class Solved(Protocol):
+    """What a loss is taken of, and what it cost; the backward pass is in `stats` once it was made."""
+
+    @property
+    def ys(self) -> Any: ...
+    @property
+    def stats(self) -> Stats: ...
+
+
+class Measurable(Protocol):
+    """What can be measured: a `Subject`, or a model of several solves."""
+
+    @property
+    def leaf(self) -> Tensor: ...
+    @property
+    def found(self) -> Sequence[Tensor]:
+        """The parameters, which are the last of the targets."""
+        ...
+
+    @property
+    def targets(self) -> list[Tensor]: ...
+    @property
+    def loss(self) -> Callable[[Any], Any]: ...
+    def solve(self, contender: Contender, max_steps: int) -> Solved: ...
 
 
 class Pass(NamedTuple):
@@ -35,7 +61,7 @@ class Pass(NamedTuple):
         return self.forward_seconds + self.backward_seconds
 
 
-def take_pass(subject: Subject, contender: Contender, max_steps: int) -> Pass:
+def take_pass(subject: Measurable, contender: Contender, max_steps: int) -> Pass:
     """Solve, and differentiate the loss. Nothing is added to any `.grad`."""
     device, targets = subject.leaf.device, subject.targets
     with warnings.catch_warnings(record=True) as caught:
@@ -56,6 +82,7 @@ class Draft:
     contender: Contender
     first: Pass | None = None
     error: float = float("nan")
+    params_error: float = float("nan")
     rounds: list[Pass] = field(default_factory=list)
     memory: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -74,6 +101,7 @@ class Draft:
             self.memory,
             self.error,
             tuple(self.notes),
+            params_error=self.params_error,
         )
 
 
@@ -81,14 +109,15 @@ class Draft:
 class Course:
     """All that contenders have to run."""
 
-    subject: Subject
+    subject: Measurable
     snapshot: Snapshot
     reference: Tensor | None
-    repeats: int
+    repeats: int  # after the first run, which is the timed one if there are none
     time_limit: float
     max_steps: int
     seconds: float  # of an evaluation
     progress: bool
+    memory: bool = True  # whether it is measured
 
     def run(self, contenders: Sequence[Contender]) -> list[Row]:
         drafts = [Draft(contender) for contender in contenders]
@@ -97,8 +126,9 @@ class Course:
         for _ in range(self.repeats):
             for draft in self._turns(drafts, "timed runs"):
                 self._attempt(draft, self._timed)
-        for draft in self._turns(drafts, "memory"):
-            self._attempt(draft, self._memory)
+        if self.memory:
+            for draft in self._turns(drafts, "memory"):
+                self._attempt(draft, self._memory)
         return [draft.row() for draft in drafts]
 
     def _turns(self, drafts: Sequence[Draft], what: str) -> Iterator[Draft]:
@@ -147,8 +177,20 @@ class Course:
             if note not in draft.notes:
                 draft.notes.append(note)
         if self.reference is not None:
-            draft.error = relative_error(flat_gradient(found.grads, self.subject.targets), self.reference)
+            gradient = flat_gradient(found.grads, self.subject.targets)
+            draft.error = relative_error(gradient, self.reference)
+            draft.params_error = self._params_error(found.grads)
         draft.first = found._replace(grads=(), warned=())
+        if self.repeats == 0:
+            draft.rounds.append(draft.first)
+
+    def _params_error(self, grads: Sequence[Tensor | None]) -> float:
+        """Of the gradients of parameters alone; NaN where there are none."""
+        count = len(self.subject.found)
+        if count == 0 or self.reference is None:
+            return float("nan")
+        gradient = flat_gradient(grads[-count:], self.subject.targets[-count:])
+        return relative_error(gradient, self.reference[-len(gradient) :])
 
     def _timed(self, draft: Draft) -> None:
         if draft.rounds and sum(each.seconds for each in draft.rounds) > self.time_limit:

@@ -52,7 +52,7 @@ class Means:
         self.restore()
         contender = Contender(Replay(), Dopri8(), rtol=rtol, atol=self.ratio * rtol)
         subject = replace(subject, controller=Integral(step_to=subject.ts.tolist()[1:-1]), norm=None)
-        with warnings.catch_warnings(), _default_double() if wide else contextlib.nullcontext():
+        with warnings.catch_warnings(), default_double() if wide else contextlib.nullcontext():
             warnings.simplefilter("ignore")
             value = subject.loss(subject.solve(contender, self.max_steps).ys)
             grads = torch.autograd.grad(value, subject.targets, allow_unused=True)
@@ -170,7 +170,7 @@ def _tightest(subject: Subject, own: Subject, rtol: float, means: Means, notes: 
 
 
 @contextlib.contextmanager
-def _default_double() -> Iterator[None]:
+def default_double() -> Iterator[None]:
     """Tensors that a field makes for itself are float64, too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

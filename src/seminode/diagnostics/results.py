@@ -29,6 +29,7 @@ class Row:
         error: of the gradient, relative to the reference, over all gradients together.
         notes: warnings on the way.
         reason: why there is nothing to show, if so.
+        params_error: as `error`, over the gradients of parameters alone.
     """
 
     contender: Contender
@@ -41,6 +42,7 @@ class Row:
     error: float = math.nan
     notes: tuple[str, ...] = ()
     reason: str | None = None
+    params_error: float = math.nan
 
     @property
     def measured(self) -> bool:
@@ -93,6 +95,7 @@ class Row:
             "backward_cost": backward_cost(self.backward),
             "cost": self.cost,
             "error": _plain(self.error),
+            "params_error": _plain(self.params_error),
             "forward_seconds": list(self.forward_seconds),
             "backward_seconds": list(self.backward_seconds),
             "seconds": self.seconds,

@@ -1,0 +1,132 @@
+"""F2, F3 and the moving picture: a model of the pendulum, once trained, swings the true one up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..store import Finished
+from .animation import animate
+from .selection import of_experiment
+from .style import LABELS, Picture, new_figure, styled
+from .swing import Swing, swing_figure
+
+#: The published frames are of a seminorm-trained model, ours too if there is one.
+PREFERRED = ("seminorm", "published", "mixed", "best")
+GAINS = {"published": "the published gains", "braked": "a brake in proportion to the learned mass"}
+FRAMES = range(0, 200, 20)
+WORLD, HALF_WIDTH = 2.2, 0.1
+LINK, JOINT = (0.0, 0.8, 0.8), (0.8, 0.8, 0.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A swing-up to be shown, and what to say about it."""
+
+    swing: Swing
+    run: Finished
+    gains: str
+    settled: float | None
+    tally: str  # of all runs
+
+    @property
+    def sentence(self) -> str:
+        end = "it does not settle" if self.settled is None else f"it stays upright from {self.settled:.1f} s on"
+        seed, mode = self.run.settings["seed"], LABELS[self.run.settings["mode"]]
+        return f"The true pendulum under {GAINS[self.gains]} (trained with {mode}, seed {seed}): {end}. {self.tally}"
+
+
+def choose(runs: Sequence[Finished]) -> Choice | None:
+    """The first run whose pendulum settles with the published gains; else with a brake; else the first there is."""
+    order = sorted(runs, key=lambda run: (PREFERRED.index(run.settings["mode"]), run.settings["seed"]))
+    kept = [(run, run.arrays("control")) for run in order]
+    for wanted in (True, False):
+        for gains in GAINS:
+            for run, arrays in kept:
+                settled = settled_at(run, gains)
+                if f"{gains}_states" in arrays and (settled is not None or not wanted):
+                    swing = Swing(arrays["ts"], arrays[f"{gains}_states"], arrays[f"{gains}_torques"])
+                    return Choice(swing, run, gains, settled, tally([run for run, arrays in kept if arrays]))
+    return None
+
+
+def settled_at(run: Finished, gains: str) -> float | None:
+    """From when on the pendulum stands; never if the simulation broke off."""
+    said = ((run.result or {}).get("control") or {}).get(gains)
+    return None if said is None else said["settled"]
+
+
+def tally(runs: Sequence[Finished]) -> str:
+    published, braked = (sum(settled_at(run, gains) is not None for run in runs) for gains in GAINS)
+    return f"Of {len(runs)} runs, {published} settle with the published gains and {braked} with the brake."
+
+
+@styled
+def frames_picture(choice: Choice) -> Picture:
+    """F2."""
+    from matplotlib.patches import Circle, Polygon
+
+    width, height = 12.0, 1.3
+    figure = new_figure(width, height)
+    figure.set_layout_engine("none")
+    side = 1 / len(FRAMES)
+    ends = choice.swing.joints()
+    for frame, i in enumerate(FRAMES):
+        axes = figure.add_axes((frame * side, 0.5 - side * width / height / 2, side, side * width / height))
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        begin = np.zeros(2)
+        for end in ends[min(i, len(ends) - 1)]:
+            along = end - begin
+            across = HALF_WIDTH * np.array([-along[1], along[0]])  # links are of length 1
+            corners = [begin + across, end + across, end - across, begin - across]
+            axes.add_patch(Polygon(corners, facecolor=LINK, edgecolor="black", linewidth=0.4))
+            axes.add_patch(
+                Circle((begin[0], begin[1]), HALF_WIDTH, facecolor=JOINT, edgecolor="black", linewidth=0.4, zorder=3)
+            )
+            begin = end
+        axes.set(xlim=(-WORLD, WORLD), ylim=(-WORLD, WORLD), xticks=[], yticks=[])
+        axes.spines[["top", "right"]].set_visible(True)
+    caption = f"States 0, 20, …, 180: seconds 0 to 9. {choice.sentence}"
+    return Picture("f2-control-frames", "F2, the pendulum is swung up", caption, figure)
+
+
+@styled
+def evolution_picture(choice: Choice) -> Picture:
+    """F3."""
+    swing = choice.swing
+    figure = new_figure(12.0, 4.0)
+    panels = figure.subplots(2, 3, sharex=True)
+    torques = swing.torques.copy()
+    torques[0] = 0.0  # none has acted yet
+    for i, (row, target) in enumerate(zip(panels, (-1.0, 1.0), strict=True)):
+        q = swing.states[:, i]
+        row[0].plot(swing.ts, np.cos(q), "--", color="tab:blue", label="cos")
+        row[0].plot(swing.ts, np.sin(q), "-", color="tab:blue", label="sin")
+        row[0].axhline(target, color="black", linewidth=0.6, linestyle="--")
+        row[0].legend(loc="best")
+        row[1].plot(swing.ts, swing.states[:, 2 + i], color="tab:blue")
+        row[2].plot(swing.ts, torques[:, i], color="tab:blue")
+        for axes, name in zip(row, ("q", r"\dot{q}", "u"), strict=True):
+            axes.axhline(0.0, color="black", linewidth=0.6)
+            axes.set_ylabel(f"${name}_{i + 1}$")
+            axes.set(xlim=(0.0, 20.0), xticks=range(0, 21, 5))
+    for axes in panels[1]:
+        axes.set_xlabel("t (s)")
+    caption = f"Angles, velocities and torques over 20 s; dashed lines are the targets. {choice.sentence}"
+    return Picture("f3-state-evolution", "F3, the pendulum's state on the way up", caption, figure)
+
+
+def swing_picture(choice: Choice) -> Picture:
+    """Our own: still and moving."""
+    caption = f"In the pendulum's own time, with the way of its tip and the torques. {choice.sentence}"
+    figure: Any = swing_figure(choice.swing)
+    return Picture("swing-up", "The swing-up", caption, figure, partial(animate, choice.swing))
+
+
+def pictures(runs: Sequence[Finished]) -> list[Picture]:
+    choice = choose(of_experiment(runs, "hnn"))
+    return [] if choice is None else [frames_picture(choice), evolution_picture(choice), swing_picture(choice)]

@@ -1,0 +1,106 @@
+"""F4 and F5: where on the pendulum's way back the field is evaluated, and where steps are rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..store import Finished
+from .selection import ByMode, by_row, made_of, of_experiment
+from .style import COLOURS, LABELS, Picture, new_figure, styled
+
+BINS = 200
+SIZE = (7.0, 2.0)
+
+
+def times_of(runs: Sequence[Finished], what: str) -> np.ndarray:
+    """All times of a kind, of all passes over the training set at evaluations, of all runs."""
+    kept = [run.times(each["epoch"]).get(what) for run in runs for each in run.metrics]
+    return np.concatenate([np.empty(0, np.float32), *(each for each in kept if each is not None)])
+
+
+def draw_histograms(axes: Any, times: Mapping[str, np.ndarray], colours: Mapping[str, str], ylabel: str) -> None:
+    """One over the other, each with edges of its own."""
+    from matplotlib.patches import Patch
+
+    handles = []
+    for mode, each in times.items():
+        style = {"color": colours[mode], "alpha": 0.8, "linewidth": 0}
+        if len(each):
+            axes.hist(each, bins=BINS, **style)
+        handles.append(Patch(**style, label=f"{LABELS[mode]} ({len(each):,})"))
+    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles), borderaxespad=0.1)
+    axes.set_xlim(-0.012, 0.362)
+    axes.set_xlabel("t")
+    axes.set_ylabel(ylabel)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+@styled
+def evaluations_picture(modes: ByMode, published: bool) -> Picture | None:
+    """F4: the paper's two procedures, or the norms as they are meant and our own choice."""
+    shown = _procedures(modes, published)
+    times = {mode: times_of(runs, "evaluations") for mode, runs in shown.items()}
+    if not any(map(len, times.values())):
+        return None
+    figure = new_figure(*SIZE)
+    axes = figure.subplots()
+    draw_histograms(axes, times, _colours(shown), "# NFE")
+    caption = "Times of all backward evaluations in the passes over the training set at evaluations; "
+    caption += f"{made_of(shown)}. The bar at t = 0.35 holds the first evaluation of every batch."
+    if published:
+        name, how = "f4-evaluations-published", "as published"
+    else:
+        name, how = "f4-evaluations", "norms as they are meant"
+        if {"mixed", "seminorm"} <= times.keys() and len(times["mixed"]) == len(times["seminorm"]):
+            caption += " Both norms make the same number of evaluations, and blue hides red."
+    return Picture(name, f"F4, where the pendulum's field is evaluated, {how}", caption, figure)
+
+
+@styled
+def rejections_picture(modes: ByMode) -> Picture | None:
+    """F5: what the solver rejected, and what the paper's counter takes for rejected."""
+    shown = _procedures(modes, published=True)
+    kinds = {"rejected by the solver": "rejected", "rejected by the strided counter": "published_rejected"}
+    times = {title: {m: times_of(runs, what) for m, runs in shown.items()} for title, what in kinds.items()}
+    if not any(len(times_of(runs, "evaluations")) for runs in shown.values()):
+        return None
+    figure = new_figure(SIZE[0], 2 * SIZE[1])
+    for axes, (title, each) in zip(figure.subplots(2, 1, sharex=True), times.items(), strict=True):
+        draw_histograms(axes, each, _colours(shown), "# Steps")
+        axes.set_title(title.capitalize())
+        if not any(map(len, each.values())):
+            axes.set_yticks([0])
+            axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color="0.5")
+    figure.axes[0].set_xlabel("")
+    said = [", ".join(f"{len(x):,} ({LABELS[mode]})" for mode, x in each.items()) for each in times.values()]
+    caption = f"Rejected steps on the way back, {made_of(shown)}: truly {said[0]}; by the paper's counter {said[1]}. "
+    caption += (
+        "What the counter finds beyond them are artefacts: every output restarts the solve with further evaluations, "
+        "and from then on it looks at the wrong ones."
+    )
+    return Picture("f5-rejections", "F5, rejected steps of the pendulum, true and as counted", caption, figure)
+
+
+def pictures(runs: Sequence[Finished]) -> list[Picture]:
+    rows = by_row(of_experiment(runs, "hnn"))
+    if not rows:
+        return []
+    modes = next(iter(rows.values()))
+    drawn = [evaluations_picture(modes, True) if "published" in modes else None]
+    drawn += [evaluations_picture(modes, False), rejections_picture(modes)]
+    return [each for each in drawn if each is not None]
+
+
+def _procedures(modes: ByMode, published: bool) -> ByMode:
+    """The modes of a column; without runs in the published one, those with the norms as they are meant."""
+    wanted = ("mixed", "published") if published and "published" in modes else ("mixed", "seminorm", "best")
+    return {mode: modes[mode] for mode in wanted if mode in modes}
+
+
+def _colours(shown: ByMode) -> dict[str, str]:
+    """The paper's seminorm is blue; the published one is, where it stands alone."""
+    alone = {"published": COLOURS["seminorm"]} if "seminorm" not in shown else {}
+    return COLOURS | alone

@@ -1,0 +1,192 @@
+"""F6: the more parameters there are beside the state, the more the seminorm saves. Or so it was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...models import MatrixField, MultiscaleCNF, SymplecticODENet
+from ..counting import accumulated
+from ..settings import TOLERANCES, Settings
+from ..store import Finished
+from .selection import ByMode, by_row, row_label, settings_of
+from .style import COLOURS, GREY, INK, Picture, new_figure, styled
+
+#: Channels of the series, and shapes of the images.
+CHANNELS = {"speech_commands": 20, "japanese_vowels": 12}
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "digits": (1, 8, 8)}
+
+
+class Point(NamedTuple):
+    """A model with d channels of state, p parameters in its field, and by how much its backward NFE decrease."""
+
+    name: str
+    d: int
+    p: float
+    saving: float  # per cent
+
+    @property
+    def ratio(self) -> float:
+        """
+        >>> round(Point("Neural CDE", 90, 86_050, 39.6).ratio, 1)
+        476.4
+        """
+        return (1 + 2 * self.d + self.p) / (1 + 2 * self.d)
+
+
+#: As published; of flows the mean over blocks, of the neural CDE the loosest tolerance.
+PUBLISHED = (
+    Point("MNIST 32", 784, 23_494, 10.8),
+    Point("CIFAR-10", 3072, 100_050, 6.5),
+    Point("MNIST 64", 784, 83_782, 14.4),
+    Point("MNIST 128", 784, 314_950, 13.9),
+    Point("Neural CDE", 90, 86_050, 39.6),
+    Point("HNN", 8, 509_108, 42.8),
+)
+
+
+def sizes(settings: Settings) -> tuple[int, float]:
+    """d and p of a run's model: per sample, and of one solve (of a flow's blocks the mean).
+
+    >>> from seminode.experiments.settings import rows
+    >>> sizes(rows("paper")[0])
+    (90, 86050.0)
+    """
+    model = dict(settings.model)
+    with torch.device("meta"):  # counted, not made
+        if settings.experiment == "ncde":
+            hidden = model.get("hidden", 90)
+            field = MatrixField(hidden, CHANNELS[settings.data] + 1, width=model.get("width", 40), layers=4)
+            return hidden, _parameters(field)
+        if settings.experiment == "hnn":
+            net = SymplecticODENet(**model)
+            return 3 * net.dof + net.inputs, _parameters(net.field)
+        flow = MultiscaleCNF(SHAPES[settings.data], **model)
+        blocks = sum(len(scale) for scale in flow.scales)  # type: ignore[arg-type]
+        return flow.dims, _parameters(flow) / blocks
+
+
+def _parameters(module: torch.nn.Module) -> float:
+    return float(sum(x.numel() for x in module.parameters()))
+
+
+def published_count(run: Finished) -> float:
+    """Backward evaluations as they were published: extrapolated from the passes at evaluations."""
+    return accumulated([each["train"]["backward_nfe"] for each in run.metrics])
+
+
+def true_count(run: Finished) -> float:
+    """Backward evaluations of all training steps."""
+    return (run.result or {})["totals"]["backward_nfe"]
+
+
+def saving(modes: ByMode, mode: str, count: Callable[[Finished], float]) -> float | None:
+    """Per cent, of the means over runs, against the default norm."""
+    if "mixed" not in modes or mode not in modes:
+        return None
+    ours, default = (float(np.mean([count(run) for run in modes[name]])) for name in (mode, "mixed"))
+    return 100 * (1 - ours / default)
+
+
+class Kind(NamedTuple):
+    """A column of truth in the picture."""
+
+    label: str
+    colour: str
+    marker: str
+    points: Sequence[Point]
+
+
+def our_points(rows: dict[str, ByMode]) -> list[Kind]:
+    """Of our runs: by the published procedure, correct, and seminode's best."""
+    compatible, correct, best = [], [], []
+    for modes in rows.values():
+        first = next(iter(modes.values()))[0]
+        name, (d, p) = row_label(modes), sizes(settings_of(first))
+        slicing = "published" if "published" in modes else "seminorm"
+        for points, mode, count in (
+            (compatible, slicing, published_count),
+            (correct, "seminorm", true_count),
+            (best, "best", true_count),
+        ):
+            found = saving(modes, mode, count)
+            if found is not None:
+                points.append(Point(name, d, p, found))
+    return [
+        Kind("ours, by the published procedure", COLOURS["published"], "s", compatible),
+        Kind("ours, correct", COLOURS["seminorm"], "D", correct),
+        Kind("ours, best", COLOURS["best"], "^", best),
+    ]
+
+
+def _shown(rows: dict[str, ByMode]) -> dict[str, ByMode]:
+    """Of the neural CDE the loosest of the paper's tolerances only, as published."""
+    loosest = TOLERANCES[0][0]
+    runs = {row: next(iter(modes.values()))[0] for row, modes in rows.items()}
+    others = {row for row, run in runs.items() if run.settings["experiment"] != "ncde"}
+    return {row: modes for row, modes in rows.items() if row in others or runs[row].settings["rtol"] == loosest}
+
+
+@styled
+def ratio_picture(runs: Sequence[Finished]) -> Picture | None:
+    rows = _shown(by_row(runs))
+    kinds = [kind for kind in our_points(rows) if kind.points]
+    if not kinds:
+        return None
+    figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    axes.axhline(0.0, color=GREY, linewidth=0.8, zorder=0)
+    _draw_points(axes, Kind("published", INK, "o", PUBLISHED), hollow=True)
+    for point in PUBLISHED:
+        axes.annotate(point.name, (point.ratio, point.saving), (-6, 0), **_SMALL, ha="right", color=INK)
+    for kind in kinds:
+        _draw_points(axes, kind, hollow=kind.marker == "s")  # so that points at the same place are seen
+    for at in _one_each(kinds):
+        axes.annotate(at.name, (at.ratio, at.saving), (7, 6), **_SMALL, ha="left", color=COLOURS["seminorm"])
+    axes.set(xscale="log", xlabel="(1 + 2d + p) / (1 + 2d)", ylabel="fewer backward NFE (%)")
+    axes.margins(x=0.22, y=0.08)
+    figure.legend(loc="outside upper center", ncols=4)
+    caption = (
+        "Saving of backward evaluations over the ratio of parameters to state: the six published points, and ours of "
+        f"{len(rows)} rows. "
+    )
+    caption += _pendulum(kinds)
+    return Picture("f6-parameter-state-ratio", "F6, parameters, state and saving", caption.strip(), figure)
+
+
+_SMALL: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+
+
+def _draw_points(axes: Any, kind: Kind, hollow: bool = False) -> None:
+    x, y = [point.ratio for point in kind.points], [point.saving for point in kind.points]
+    face = {"markerfacecolor": "none", "markersize": 8} if hollow else {"markersize": 6, "markeredgewidth": 0}
+    axes.plot(x, y, kind.marker, color=kind.colour, label=kind.label, **face)
+
+
+def _one_each(kinds: Sequence[Kind]) -> list[Point]:
+    """The lowest point of every row, beside which its name stands."""
+    found: dict[str, Point] = {}
+    for point in (point for kind in kinds for point in kind.points):
+        if point.name not in found or point.saving < found[point.name].saving:
+            found[point.name] = point
+    return list(found.values())
+
+
+def _pendulum(kinds: Sequence[Kind]) -> str:
+    """What its point is worth."""
+    found = {kind.label: point.saving for kind in kinds for point in kind.points if point.name == "pendulum"}
+    compatible, correct = found.get("ours, by the published procedure"), found.get("ours, correct")
+    if compatible is None or correct is None:
+        return ""
+    return (
+        f"The pendulum (HNN) saves {compatible:.0f} % with the published slice and {correct:.0f} % with the seminorm "
+        "as it is meant."
+    )
+
+
+def pictures(runs: Sequence[Finished]) -> list[Picture]:
+    found = ratio_picture(runs)
+    return [] if found is None else [found]

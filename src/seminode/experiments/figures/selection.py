@@ -1,0 +1,75 @@
+"""Which runs belong together, and how to say which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..modes import MODES
+from ..settings import Settings
+from ..store import Finished
+
+#: Runs by their mode, those of a mode by seed.
+ByMode = dict[str, list[Finished]]
+
+
+def settings_of(run: Finished) -> Settings:
+    return Settings.of_json(run.settings)
+
+
+def complete(runs: Sequence[Finished]) -> list[Finished]:
+    """Those that have come to their end."""
+    return [run for run in runs if run.result is not None]
+
+
+def of_experiment(runs: Sequence[Finished], experiment: str) -> list[Finished]:
+    return [run for run in runs if run.settings["experiment"] == experiment]
+
+
+def by_row(runs: Sequence[Finished]) -> dict[str, ByMode]:
+    """The rows by data and from loose to tight tolerances, in each the modes in the order of `MODES`."""
+    found: dict[str, ByMode] = {}
+    for run in sorted(runs, key=lambda run: (run.settings["data"], -run.settings["rtol"], settings_of(run).row)):
+        found.setdefault(settings_of(run).row, {}).setdefault(run.settings["mode"], []).append(run)
+    return {row: {mode: _by_seed(modes[mode]) for mode in MODES if mode in modes} for row, modes in found.items()}
+
+
+def _by_seed(runs: Sequence[Finished]) -> list[Finished]:
+    return sorted(runs, key=lambda run: run.settings["seed"])
+
+
+def row_label(modes: ByMode) -> str:
+    """What a row is, in words."""
+    settings = settings_of(next(iter(modes.values()))[0])
+    hidden = dict(settings.model).get("hidden", "") if settings.experiment == "cnf" else ""
+    tolerance = f", rtol {settings.rtol:.0e}" if settings.experiment == "ncde" else ""
+    return f"{settings.data.replace('_', ' ')} {hidden}".strip() + tolerance.replace("e-0", "e-")
+
+
+def by_data(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
+    found: dict[str, list[Finished]] = {}
+    for run in runs:
+        found.setdefault(run.settings["data"], []).append(run)
+    return found
+
+
+def tolerances(runs: Sequence[Finished]) -> list[float]:
+    """The values of rtol that are there, the loosest first."""
+    return sorted({run.settings["rtol"] for run in runs}, reverse=True)
+
+
+def counted(number: int, thing: str) -> str:
+    """
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def made_of(modes: ByMode) -> str:
+    """How many runs of what: for captions."""
+    runs = [run for group in modes.values() for run in group]
+    counts = sorted({len(group) for group in modes.values()})
+    each = counted(counts[0], "run") if len(counts) == 1 else f"{counts[0]} to {counted(counts[-1], 'run')}"
+    presets = ", ".join(sorted({run.settings["preset"] for run in runs}))
+    data = ", ".join(sorted({run.settings["data"].replace("_", " ") for run in runs}))
+    return f"{each} of each ({data}, preset {presets})"
