@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from seminode.experiments.counting import strided
 from seminode.experiments.settings import TOLERANCES, Settings, modes_of
 from seminode.experiments.store import Run
 from seminode.experiments.training import SPLITS, Schedule
@@ -161,3 +162,43 @@ def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawing]:
             gif.write_bytes(GIF)
         found.append(Drawing(name, f"The title of {name}", f"What {name} shows & how.", image, svg, gif))
     return found
+
+
+def pendulum_times(batches: int, steps: int) -> dict[str, np.ndarray]:
+    """As dopri5 evaluates on the way back through seven intervals of 0.05: in two steps each, or in one."""
+    nodes = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
+    lengths = {1: (0.052,), 2: (0.042, 0.08)}[steps]  # the last one goes beyond the output, as steps did
+    batch: list[float] = []
+    ends: list[float] = []
+    for i in range(7):
+        t = 0.35 - 0.05 * i
+        batch += [t, t - 0.004]
+        for dt in lengths:
+            batch += [t - dt * c for c in nodes]
+            t -= dt
+            ends.append(t)
+    counted = [strided(batch)] * batches
+    lists = {
+        "evaluations": batch * batches,
+        "accepted": ends * batches,
+        "rejected": [],
+        "published_accepted": [t for each in counted for t in each.accepted],
+        "published_rejected": [t for each in counted for t in each.rejected],
+    }
+    return {name: np.asarray(values, dtype=np.float32) for name, values in lists.items()}
+
+
+def precision(experiment: str) -> dict[str, Any]:
+    """What `measuring.measure` writes, of two adjoints at two tolerances; the last one was not to be had."""
+    found = []
+    for name, nfe, error in (("Backsolve, default norm, fresh", 90, 1e-3), ("Replay", 30, 1e-4)):
+        for i, rtol in enumerate((1e-3, 1e-4)):
+            row = {"name": name, "rtol": rtol, "atol": rtol, "reason": None, "notes": [], "memory": None}
+            row |= {"forward": {"nfe": 32}, "backward": {"nfe": nfe * (i + 1), "rejected": 0}}
+            row |= {"median_seconds": 1e-3 * nfe * (i + 1), "error": error, "params_error": error / 10**i}
+            found.append(row)
+    found[-1] = {"name": "Replay", "rtol": 1e-4, "atol": 1e-4, "reason": "takes too long", "notes": []}
+    settings = next(row for row in rows() if row.experiment == experiment)
+    plan = {"tolerances": [[1e-3, 1e-3], [1e-4, 1e-4]], "batch": 8, "fitted": 0, "repeats": 3}
+    reference = {"dtype": "float64", "good_to": 1e-9, "note": "dopri8, rtol 1e-07"}
+    return {"settings": settings.as_json(), "plan": plan, "reference": reference, "rows": found}

@@ -100,7 +100,7 @@ def plan_of(settings: Settings) -> Plan:
         reduced = "" if batch == settings.batch else f"a batch of {batch} instead of {settings.batch}"
         return Plan(tolerances, tuple(adjoints), batch, settings.fitted, reduced=reduced)
     brief = tuple(name for name in adjoints if name not in LENGTHY)
-    batch = {"ncde": 27, "cnf": 8, "hnn": 8}[settings.experiment]
+    batch = {"ncde": 27, "cnf": 8, "hnn": 32}[settings.experiment]
     fitted = min(settings.fitted, 100)
     less = f"a batch of {batch} instead of {settings.batch}; {', '.join(LENGTHY)} left out; one pass of each; no memory"
     less += f"; {fitted} iterations of regression instead of {settings.fitted}" if fitted < settings.fitted else ""
@@ -126,8 +126,17 @@ class Answer(NamedTuple):
 
 
 def _sum(several: Sequence[Stats]) -> Stats:
-    names = ("nfe", "accepted", "rejected", "jumps", "vjp_y", "vjp_params")
-    return Stats(*(sum(getattr(each, name) for each in several) for name in names))
+    def total(name: str) -> int:
+        return sum(getattr(each, name) for each in several)
+
+    return Stats(
+        nfe=total("nfe"),
+        accepted=total("accepted"),
+        rejected=total("rejected"),
+        jumps=total("jumps"),
+        vjp_y=total("vjp_y"),
+        vjp_params=total("vjp_params"),
+    )
 
 
 class OneBatch:

@@ -32,7 +32,7 @@ def draw_histograms(axes: Any, times: Mapping[str, np.ndarray], colours: Mapping
             axes.hist(each, bins=BINS, **style)
         handles.append(Patch(**style, label=f"{LABELS[mode]} ({len(each):,})"))
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles), borderaxespad=0.1)
-    axes.set_xlim(-0.012, 0.362)
+    axes.margins(x=0.02)
     axes.set_xlabel("t")
     axes.set_ylabel(ylabel)
     axes.yaxis.get_major_locator().set_params(integer=True)
@@ -68,13 +68,15 @@ def rejections_picture(modes: ByMode) -> Picture | None:
     if not any(len(times_of(runs, "evaluations")) for runs in shown.values()):
         return None
     figure = new_figure(SIZE[0], 2 * SIZE[1])
-    for axes, (title, each) in zip(figure.subplots(2, 1, sharex=True), times.items(), strict=True):
+    for axes, (title, each) in zip(figure.subplots(2, 1), times.items(), strict=True):
         draw_histograms(axes, each, _colours(shown), "# Steps")
         axes.set_title(title.capitalize())
         if not any(map(len, each.values())):
-            axes.set_yticks([0])
+            axes.set(xlim=(0.0, 0.36), yticks=[0])
             axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color="0.5")
-    figure.axes[0].set_xlabel("")
+    low, high = zip(*(axes.get_xlim() for axes in figure.axes), strict=True)
+    for axes in figure.axes:
+        axes.set_xlim(min(low), max(high))
     said = [", ".join(f"{len(x):,} ({LABELS[mode]})" for mode, x in each.items()) for each in times.values()]
     caption = f"Rejected steps on the way back, {made_of(shown)}: truly {said[0]}; by the paper's counter {said[1]}. "
     caption += (

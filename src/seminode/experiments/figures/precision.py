@@ -69,11 +69,12 @@ def _draw(axes: Any, name: str, rows: Sequence[Mapping[str, Any]], price: Callab
 
 
 def _decades(axis: Any, written: str) -> None:
-    """Ticks at 1, 2 and 5, with few digits: the ranges are often less than a decade."""
+    """Ticks within a decade, too, with few digits: the ranges are often shorter."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
+    within = (1.0, 2.0, 3.0, 4.0, 5.0, 7.0) if high < 10 * low else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=within if high < 200 * low else (1.0,)))
     axis.set_major_formatter(StrMethodFormatter(written))
     axis.set_minor_formatter(NullFormatter())
 
@@ -81,15 +82,21 @@ def _decades(axis: Any, written: str) -> None:
 def _caption(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     plan, reference = found["plan"], found["reference"]
     levels = ", ".join(f"{rtol:g}" for rtol, _ in plan["tolerances"])
+    timed = f"medians of {plan['repeats']} passes" if plan["repeats"] > 1 else "of one pass"
     state = f"after {plan['fitted']} iterations of regression" if plan["fitted"] else "at its initialisation"
     text = (
         f"{len(shown)} adjoints on one batch of {plan['batch']} ({found['settings']['data'].replace('_', ' ')}), the "
         f"model {state}, rtol {levels}; errors against {reference['note']}, in float64, good to "
-        f"{reference['good_to']:.0e}. Further left is cheaper, further down better. "
+        f"{reference['good_to']:.0e}. Seconds are {timed}; further left is cheaper, further down better. "
     )
-    first = {name: rows[0] for name, rows in shown.items() if rows[0]["rtol"] == plan["tolerances"][0][0]}
-    counts = ", ".join(f"{row['backward']['nfe']} by {name}" for name, row in first.items())
-    return text + f"Backward evaluations at rtol {plan['tolerances'][0][0]:g}: {counts}."
+    loosest = max(plan["tolerances"])[0]
+    counts = [
+        f"{row['backward']['nfe']} by {name}"
+        for name in ("Backsolve, default norm, fresh", "Backsolve, seminorm, fresh", "Replay")
+        for row in shown.get(name, ())
+        if row["rtol"] == loosest
+    ]
+    return text + (f"Backward evaluations at rtol {loosest:g}: {'; '.join(counts)}." if counts else "")
 
 
 def pictures(folder: Path) -> list[Picture]:

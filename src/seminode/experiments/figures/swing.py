@@ -36,7 +36,7 @@ class Swing:
         height = -np.cos(self.states[:, 0])
         up = [int(np.argmax(height >= level)) for level in HEIGHTS if (height >= level).any()]
         beyond = [up[-1] + int(height[up[-1] :].argmin())] if len(up) == len(HEIGHTS) else []
-        return [0, *up, *beyond, len(height) - 1]
+        return list(dict.fromkeys([0, *up, *beyond, len(height) - 1]))
 
 
 @styled
