@@ -89,22 +89,43 @@ class Plan:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
+class Size(NamedTuple):
+    """How much of an experiment is measured: a batch, tolerances (by what the row's are multiplied), passes, memory."""
+
+    batch: int
+    levels: tuple[float, ...]
+    repeats: int
+    memory: bool = False
+
+
+#: Less than half a minute for all three on one core; and some minutes for each.
+QUICK = {"ncde": Size(27, (1.0, 0.1), 0), "cnf": Size(8, (1.0, 0.1), 0), "hnn": Size(32, (1.0, 0.1), 0)}
+THOROUGH = {
+    "ncde": Size(32, (1.0, 0.1), 2),
+    "cnf": Size(8, (1.0, 0.1), 2, memory=True),
+    "hnn": Size(64, (1.0, 0.1, 0.01), 3, memory=True),
+}
+
+
 def plan_of(settings: Settings) -> Plan:
     """For the row of a preset: brief for `quick`, thorough for the others."""
     quick = settings.preset == "quick"
-    levels = (1.0, 0.1) if quick else (1.0, 0.1, 0.01)
-    tolerances = tuple((_rounded(settings.rtol * x), _rounded(settings.atol * x)) for x in levels)
+    size = (QUICK if quick else THOROUGH)[settings.experiment]
+    tolerances = tuple((_rounded(settings.rtol * x), _rounded(settings.atol * x)) for x in size.levels)
+    left_out = LENGTHY if quick else ()
     adjoints = [name for name in ADJOINTS if settings.experiment == "hnn" or "published slice" not in name]
-    if not quick:
-        batch = min(settings.batch, 256)
-        reduced = "" if batch == settings.batch else f"a batch of {batch} instead of {settings.batch}"
-        return Plan(tolerances, tuple(adjoints), batch, settings.fitted, reduced=reduced)
-    brief = tuple(name for name in adjoints if name not in LENGTHY)
-    batch = {"ncde": 27, "cnf": 8, "hnn": 32}[settings.experiment]
-    fitted = min(settings.fitted, 100)
-    less = f"a batch of {batch} instead of {settings.batch}; {', '.join(LENGTHY)} left out; one pass of each; no memory"
-    less += f"; {fitted} iterations of regression instead of {settings.fitted}" if fitted < settings.fitted else ""
-    return Plan(tolerances, brief, batch, fitted, repeats=0, memory=False, reduced=less)
+    batch = min(settings.batch, size.batch)
+    fitted = min(settings.fitted, 100) if quick else settings.fitted
+    reduced = [
+        f"a batch of {batch} instead of {settings.batch}" if batch < settings.batch else "",
+        f"{fitted} iterations of regression instead of {settings.fitted}" if fitted < settings.fitted else "",
+        f"{', '.join(left_out)} left out" if left_out else "",
+        "one pass of each" if size.repeats == 0 else "",
+        "" if size.memory else "memory not measured",
+    ]
+    chosen = tuple(name for name in adjoints if name not in left_out)
+    text = "; ".join(filter(None, reduced))
+    return Plan(tolerances, chosen, batch, fitted, size.repeats, size.memory, reduced=text)
 
 
 def _rounded(x: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..measures import result
 from ..store import Finished
 from .animation import animate
 from .selection import of_experiment
@@ -56,7 +57,7 @@ def choose(runs: Sequence[Finished]) -> Choice | None:
 
 def settled_at(run: Finished, gains: str) -> float | None:
     """From when on the pendulum stands; never if the simulation broke off."""
-    said = ((run.result or {}).get("control") or {}).get(gains)
+    said = result(run).get("control", {}).get(gains)
     return None if said is None else said["settled"]
 
 

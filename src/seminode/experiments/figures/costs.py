@@ -7,25 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from ..measures import KINDS, forward_nfe, result, seconds, true_nfe
 from ..modes import MODES
 from ..settings import EXPERIMENTS
 from ..store import Finished
 from .selection import ByMode, by_row, counted, of_experiment, row_label
 from .style import COLOURS, INK, LABELS, Picture, new_figure, styled
 
-TITLES = {"ncde": "Neural CDE", "cnf": "Flow", "hnn": "Pendulum"}
-
 
 def evaluations(run: Finished) -> tuple[float, float]:
     """Forward and backward evaluations of an epoch, the mean over all."""
-    result = run.result or {}
-    totals = result["totals"]
-    return totals["forward_nfe"] / result["epochs"], totals["backward_nfe"] / result["epochs"]
-
-
-def seconds(run: Finished) -> float:
-    result = run.result or {}
-    return result["seconds"]["training"] / result["epochs"]
+    epochs = result(run)["epochs"]
+    return forward_nfe(run) / epochs, true_nfe(run) / epochs
 
 
 @styled
@@ -38,7 +31,7 @@ def costs_picture(runs: Sequence[Finished]) -> Picture:
     panels = figure.subplots(len(experiments), 2, squeeze=False, height_ratios=heights)
     for name, (counts, times) in zip(experiments, panels, strict=True):
         _draw(counts, times, rows[name])
-        counts.set_title(f"{TITLES[name]}: evaluations an epoch")
+        counts.set_title(f"{KINDS[name]}: evaluations an epoch")
         times.set_title("Seconds an epoch")
     figure.legend(handles=_handles(), loc="outside lower center", ncols=6)
     presets = ", ".join(sorted({run.settings["preset"] for run in runs}))
@@ -56,7 +49,7 @@ def _draw(counts: Any, times: Any, rows: dict[str, ByMode]) -> None:
         ticks.append((y + (len(modes) - 1) / 2, row_label(modes)))
         for mode, group in modes.items():
             forward, backward = np.array([evaluations(run) for run in group]).T
-            taken = np.array([seconds(run) for run in group])
+            taken = np.array([seconds(run) / result(run)["epochs"] for run in group])
             colour = COLOURS[mode]
             counts.barh(y, forward.mean(), color=colour, alpha=0.35, height=0.8)
             counts.barh(y, backward.mean(), left=forward.mean(), color=colour, height=0.8)

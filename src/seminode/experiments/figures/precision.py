@@ -8,9 +8,10 @@ from typing import Any
 
 from ...diagnostics.plots import COLOURS as OTHERS
 from ...diagnostics.plots import MARKERS
+from ..measures import KINDS
 from ..settings import EXPERIMENTS
 from ..store import read_json
-from .costs import TITLES
+from .selection import data_label
 from .style import COLOURS, Picture, new_figure, styled
 
 #: The paper's own in its colours, the rest in those of profiles; the same in all pictures.
@@ -58,7 +59,7 @@ def precision_picture(found: Mapping[str, Any]) -> Picture | None:
     figure.axes[0].set_ylabel("relative error, gradient of the field's parameters")
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4)
-    title = f"{TITLES[experiment]}: work and precision"
+    title = f"{KINDS[experiment]}: work and precision"
     return Picture(f"precision-{experiment}", title, _caption(found, shown), figure)
 
 
@@ -85,7 +86,7 @@ def _caption(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str,
     timed = f"medians of {plan['repeats']} passes" if plan["repeats"] > 1 else "of one pass"
     state = f"after {plan['fitted']} iterations of regression" if plan["fitted"] else "at its initialisation"
     text = (
-        f"{len(shown)} adjoints on one batch of {plan['batch']} ({found['settings']['data'].replace('_', ' ')}), the "
+        f"{len(shown)} adjoints on one batch of {plan['batch']} ({data_label(found['settings']['data'])}), the "
         f"model {state}, rtol {levels}; errors against {reference['note']}, in float64, good to "
         f"{reference['good_to']:.0e}. Seconds are {timed}; further left is cheaper, further down better. "
     )

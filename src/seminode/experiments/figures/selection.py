@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..measures import DATA, gather
 from ..modes import MODES
 from ..settings import Settings
 from ..store import Finished
@@ -17,8 +18,9 @@ def settings_of(run: Finished) -> Settings:
 
 
 def complete(runs: Sequence[Finished]) -> list[Finished]:
-    """Those that have come to their end."""
-    return [run for run in runs if run.result is not None]
+    """Those that have come to their end, are whole, and were made as their mode says."""
+    left_out = gather(runs).left_out
+    return [run for run in runs if run.path.name not in left_out]
 
 
 def of_experiment(runs: Sequence[Finished], experiment: str) -> list[Finished]:
@@ -42,7 +44,11 @@ def row_label(modes: ByMode) -> str:
     settings = settings_of(next(iter(modes.values()))[0])
     hidden = dict(settings.model).get("hidden", "") if settings.experiment == "cnf" else ""
     tolerance = f", rtol {settings.rtol:.0e}" if settings.experiment == "ncde" else ""
-    return f"{settings.data.replace('_', ' ')} {hidden}".strip() + tolerance.replace("e-0", "e-")
+    return f"{data_label(settings.data)} {hidden}".strip() + tolerance.replace("e-0", "e-")
+
+
+def data_label(data: str) -> str:
+    return DATA.get(data, data)
 
 
 def by_data(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
@@ -71,5 +77,5 @@ def made_of(modes: ByMode) -> str:
     counts = sorted({len(group) for group in modes.values()})
     each = counted(counts[0], "run") if len(counts) == 1 else f"{counts[0]} to {counted(counts[-1], 'run')}"
     presets = ", ".join(sorted({run.settings["preset"] for run in runs}))
-    data = ", ".join(sorted({run.settings["data"].replace("_", " ") for run in runs}))
+    data = ", ".join(sorted({data_label(run.settings["data"]) for run in runs}))
     return f"{each} of each ({data}, preset {presets})"
