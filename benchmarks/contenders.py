@@ -36,7 +36,10 @@ EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
         ("Direct, bosh3", {"adjoint": "Direct", "solve": {"solver": "bosh3"}}),
         ("Direct, bosh3, fixed", {"adjoint": "Direct", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
     ),
-    "flow": (("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),),
+    "flow": (
+        ("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),
+        ("Direct, norm auto, tighter", {"adjoint": "Direct", "tighter": 0.6, "solve": {"norm": "auto"}}),
+    ),
 }
 
 
