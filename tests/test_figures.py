@@ -275,6 +275,17 @@ def test_work_and_precision_go_from_loose_to_tight(folder: Path) -> None:
     assert [line.get_label() for line in seconds.lines] == ["Backsolve, default norm, fresh", "Replay"]
     assert "90 by Backsolve, default norm, fresh; 30 by Replay" in picture.caption
     assert "medians of 3 passes" in picture.caption
+    assert "dotted" not in picture.caption
+
+
+def test_what_a_coarse_reference_does_not_resolve_is_marked() -> None:
+    found = lab_runs.precision("ncde")
+    found["reference"]["good_to"] = 5e-4
+    picture = precision.precision_picture(found)
+    assert picture is not None
+    assert "Below the dotted line the reference resolves nothing." in picture.caption
+    for axes in picture.figure.axes:
+        assert list(axes.lines[-1].get_ydata()) == [5e-4, 5e-4]
 
 
 def test_all_figures_are_drawn_and_drawn_again_the_same(runs: list[Finished], folder: Path, tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ def precision_picture(found: Mapping[str, Any]) -> Picture | None:
     for axes, (label, price) in zip(figure.subplots(1, 2, sharey=True), PRICES.items(), strict=True):
         for name, rows in shown.items():
             _draw(axes, name, rows, price)
+        if _coarse(found, shown):
+            axes.axhline(found["reference"]["good_to"], color="0.6", linestyle=":", linewidth=1)  # what is resolved
         _decades(axes.xaxis, "{x:g}")
         axes.set_xlabel(label)
         axes.grid(True, color="0.92", linewidth=0.6)
@@ -61,6 +63,12 @@ def precision_picture(found: Mapping[str, Any]) -> Picture | None:
     figure.legend(*handles, loc="outside lower center", ncols=4)
     title = f"{KINDS[experiment]}: work and precision"
     return Picture(f"precision-{experiment}", title, _caption(found, shown), figure)
+
+
+def _coarse(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+    """Whether the reference is not much better than what is compared with it."""
+    least = min(row["params_error"] for rows in shown.values() for row in rows)
+    return found["reference"]["good_to"] > 0.1 * least
 
 
 def _draw(axes: Any, name: str, rows: Sequence[Mapping[str, Any]], price: Callable[..., float]) -> None:
@@ -97,6 +105,7 @@ def _caption(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str,
         for row in shown.get(name, ())
         if row["rtol"] == loosest
     ]
+    text += "Below the dotted line the reference resolves nothing. " if _coarse(found, shown) else ""
     return text + (f"Backward evaluations at rtol {loosest:g}: {'; '.join(counts)}." if counts else "")
 
 
