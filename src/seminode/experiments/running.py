@@ -90,7 +90,7 @@ def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
 def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     """The task of some settings; the model is initialised from the seed."""
     options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile}
-    options |= solve_options(settings.experiment, settings.mode, settings.adjoint)
+    options |= solve_options(settings.experiment, settings.mode, settings.adjoint, settings.rtol)
     model = dict(settings.model)
     torch.manual_seed(settings.seed)
     if settings.experiment == "ncde":

@@ -129,14 +129,13 @@ def _quick() -> Iterator[Settings]:
 
 def _cpu() -> Iterator[Settings]:
     """Real data and the published networks, but for the flow's; hours. Fewer samples, smaller batches, fewer epochs."""
-    cde = Schedule(epochs=15, lr=4e-3, every=7)
+    cde = Schedule(epochs=10, lr=4e-3, every=9)
+    few = (1024, 128, 384)
     for rtol, atol in TOLERANCES:
-        yield Settings(
-            "ncde", "cpu", "speech_commands", "mixed", rtol, atol, 128, cde, sizes=(1024, 256, 512), compile=True
-        )
+        yield Settings("ncde", "cpu", "speech_commands", "mixed", rtol, atol, 64, cde, sizes=few, compile=True)
     flow = Schedule(epochs=2, lr=2e-3, weight_decay=0.0, every=1, warm_up=20, selects=False, optimiser="Adam")
     size = (("hidden", 32), ("blocks", 1))
-    yield Settings("cnf", "cpu", "mnist", "mixed", 1e-5, 1e-5, 32, flow, sizes=(1600, 160, 320), model=size)
+    yield Settings("cnf", "cpu", "mnist", "mixed", 1e-5, 1e-5, 32, flow, sizes=(960, 160, 320), model=size)
     brief = Schedule(epochs=10, lr=1e-3, every=5)
     yield Settings("hnn", "cpu", "pendulum", "mixed", 1e-4, 1e-4, 64, brief, sizes=(2560, 512, 512))
 
