@@ -67,7 +67,7 @@ def solve_options(experiment: str, mode: str, adjoint: str | None = None, rtol: 
         >>> solve_options("ncde", "seminorm", "Quadrature")
         {'adjoint': Quadrature()}
         >>> solve_options("ncde", "best", rtol=1e-3)
-        {'adjoint': Replay(), 'solver': 'bosh3'}
+        {'adjoint': Replay(every=1), 'solver': 'bosh3'}
     """
     options = _of_mode(experiment, mode)
     if experiment == "ncde" and mode == "best" and rtol is not None and rtol >= LOOSE:
