@@ -114,7 +114,8 @@ class SavedSweep(Sweep):
             self._programs = self._find_programs()
         programs, plan = self._programs, self.plans[j]
         split = len(self._kept) - self._sizes[j]
-        kept, self._kept = self._kept[split:], self._kept[:split]
+        kept = self._kept[split:]
+        del self._kept[split:]  # in place: a copy of the rest for every step would take quadratic time
         both = programs.kept + programs.at.kept
         end, start, slopes = self._outputs(j)
         end = _sum(adj, end)
