@@ -162,7 +162,7 @@ class Training:
         )
         self.next_epoch = 0
         self.iterations = 0
-        self.seconds = {"training": 0.0, "evaluation": 0.0}
+        self.seconds = {"training": 0.0, "evaluation": 0.0, "training_processor": 0.0}
         self.peak_memory: int | None = None
         self.best_loss, self.best_epoch = math.inf, -1
         self.best: dict[str, Tensor] = self._weights()
@@ -231,7 +231,7 @@ class Training:
 
     def epoch(self) -> None:
         """One epoch, and what follows it."""
-        epoch, begin = self.next_epoch, time.perf_counter()
+        epoch, begin, worked = self.next_epoch, time.perf_counter(), time.process_time()
         torch.manual_seed(seed_of(self.seed, epoch))
         self.task.model.train()
         with drifts() as seen:
@@ -239,6 +239,7 @@ class Training:
                 self._update(epoch, i, batch)
         self.totals["drifted"] += len(seen)
         self.seconds["training"] += time.perf_counter() - begin
+        self.seconds["training_processor"] += time.process_time() - worked
         if self.schedule.evaluates(epoch):
             self._evaluate(epoch)
         self.peak_memory = max(filter(None, (self.peak_memory, peak_memory())), default=None)

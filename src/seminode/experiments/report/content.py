@@ -177,8 +177,8 @@ def gains(gathered: Gathered) -> Table:
             )
         )
     notes = (
-        "Evaluations and seconds are those of training. Memory is the most that the process had, its data and "
-        "libraries among it.",
+        "Evaluations and seconds are those of training, on a CPU the processor's. Memory is the most that the process "
+        "had, its data and libraries among it.",
         f"Quality: {listed([f'{quality.name} ({NAMES[name]})' for name, quality in measures.QUALITIES.items()])}.",
     )
     return Table("gains", "Best, beside the paper's norms", columns, tuple(rows), notes)
