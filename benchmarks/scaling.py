@@ -180,8 +180,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"dopri5, float32, one thread; torch {torch.__version__}")
     found = run(options.along, options.adjoints, options.repeats, options.quick)
     if not options.quick:
+        kept = RESULTS / "scaling.json"
+        earlier = json.loads(kept.read_text())["along"] if kept.exists() else {}
         RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "scaling.json").write_text(json.dumps({**circumstances(1), "along": found}, indent=1) + "\n")
+        kept.write_text(json.dumps({**circumstances(1), "along": earlier | found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
