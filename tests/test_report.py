@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_the_page_needs_nothing_but_itself(page: Page) -> None:
     sources += [link["href"] or "" for link in page.all("link")]
     assert len(sources) == 9
     assert all(source.startswith("data:") for source in sources)
-    style = report.resources.files(report.__name__).joinpath("style.css").read_text()
+    style = resources.files(report).joinpath("style.css").read_text()
     assert "url(" not in style
     assert "@import" not in style
 
