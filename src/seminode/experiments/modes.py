@@ -52,12 +52,12 @@ def _adjoint(text: str) -> Adjoint:
         raise ValueError(str(error).replace("adjoints[0]", "adjoint", 1)) from None
 
 
-#: From this tolerance on three stages a step do for a neural CDE, whose steps cannot be longer than its intervals.
-LOOSE = 1e-3
+#: Up to this batch what all evaluations of a neural CDE keep has room in the memory of a small machine.
+ROOM = 256
 
 
-def solve_options(experiment: str, mode: str, adjoint: str | None = None, rtol: float | None = None) -> dict[str, Any]:
-    """Options of `solve` for an experiment (`"ncde"`, `"cnf"` or `"hnn"`) in a mode, at a tolerance.
+def solve_options(experiment: str, mode: str, adjoint: str | None = None, batch: int | None = None) -> dict[str, Any]:
+    """Options of `solve` for an experiment (`"ncde"`, `"cnf"` or `"hnn"`) in a mode, for batches of some size.
 
     Another adjoint may take the place of the mode's own. A bare `Backsolve` is the mode's own where that is one.
 
@@ -66,12 +66,12 @@ def solve_options(experiment: str, mode: str, adjoint: str | None = None, rtol: 
         {'adjoint': Backsolve(restart='fresh')}
         >>> solve_options("ncde", "seminorm", "Quadrature")
         {'adjoint': Quadrature()}
-        >>> solve_options("ncde", "best", rtol=1e-3)
-        {'adjoint': Replay(every=1), 'solver': 'bosh3'}
+        >>> solve_options("ncde", "best", batch=64), solve_options("ncde", "best", batch=1024)
+        ({'adjoint': Direct()}, {'adjoint': Replay(every=1)})
     """
     options = _of_mode(experiment, mode)
-    if experiment == "ncde" and mode == "best" and rtol is not None and rtol >= LOOSE:
-        options["solver"] = "bosh3"
+    if experiment == "ncde" and mode == "best" and batch is not None and batch <= ROOM:
+        options["adjoint"] = sn.Direct()
     if adjoint is None or (adjoint == "Backsolve" and isinstance(options["adjoint"], sn.Backsolve)):
         return options
     options["adjoint"] = _adjoint(adjoint)

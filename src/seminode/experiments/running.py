@@ -90,7 +90,7 @@ def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
 def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     """The task of some settings; the model is initialised from the seed."""
     options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile}
-    options |= solve_options(settings.experiment, settings.mode, settings.adjoint, settings.rtol)
+    options |= solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
     model = dict(settings.model)
     torch.manual_seed(settings.seed)
     if settings.experiment == "ncde":
@@ -123,7 +123,9 @@ def run(
 
     A run that is complete is not made again. One that is not is left alone unless it may be resumed.
     """
-    config = {"settings": settings.as_json(), "circumstances": circumstances()}
+    chosen = solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
+    solve = {name: repr(value) for name, value in chosen.items()}
+    config = {"settings": settings.as_json(), "solve": solve, "circumstances": circumstances()}
     with Run(out / settings.name, config) as folder:
         if folder.done:
             return folder.result()

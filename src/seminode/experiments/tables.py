@@ -161,7 +161,11 @@ COUNTS = (
 )
 STEPS = (
     "Backward steps on one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
-    "of a step. Correct and best: what the solver did; best replays the accepted steps of the forward pass."
+    "of a step. Correct and best: what the solver did; best goes back over the accepted steps of the forward pass."
+)
+KEPT = (
+    "Where best makes no backward evaluations it uses Direct, which keeps the activations of the forward pass and "
+    "pulls back through them."
 )
 DRIFT = "A solve has drifted if the state that it recovers on the way back is not where the forward solve began."
 PENDULUM = (
@@ -220,6 +224,8 @@ def _training(name: str, title: str, runs: Sequence[Finished], notes: Sequence[s
     said = [COUNTS, _schedules(problems), *notes] if problems else []
     if any(row[0] == DRIFTED.label for row in rows):
         said.append(DRIFT)
+    if any(measures.true_nfe(run) == 0 for problem in problems for run in problem.modes.get("best", ())):
+        said.append(KEPT)
     said += [*_left_out(gathered, name), *_differing(problems), *reductions(runs, name)]
     return Table(name, title, COLUMNS, tuple(rows), tuple(said))
 

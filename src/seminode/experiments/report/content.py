@@ -29,7 +29,7 @@ TRUTHS = (
         "correct",
         "our runs with the norms as the paper defines them, every evaluation and step counted where it happens",
     ),
-    ("best", "what seminode does when it may choose: it replays the accepted steps of the forward pass"),
+    ("best", "what seminode does when it may choose: it goes back over the accepted steps of the forward pass"),
 )
 
 
