@@ -119,7 +119,11 @@ def scaling_section(found: Result) -> str:
     from .scaling import scaling_table
 
     tables = [scaling_table(axis, measured) for axis, measured in found["along"].items()]
-    return "\n\n".join(["## Scaling", "Seconds of both passes, and megabytes at the peak, by size.", *tables])
+    text = (
+        "Seconds of both passes, and megabytes at the peak, by size. `Checkpointed(32)` takes steps again, and the more "
+        "often the more there are; op by op, `Direct` leaves autograd with some sixty nodes a step to keep account of."
+    )
+    return "\n\n".join(["## Scaling", text, *tables])
 
 
 def overhead_section(found: Result) -> str:
