@@ -120,8 +120,8 @@ def scaling_section(found: Result) -> str:
 
     tables = [scaling_table(axis, measured) for axis, measured in found["along"].items()]
     text = (
-        "Seconds of both passes, and megabytes at the peak, by size. `Checkpointed(32)` takes steps again, and the more "
-        "often the more there are; op by op, `Direct` leaves autograd with some sixty nodes a step to keep account of."
+        "Seconds of both passes, and megabytes at the peak, by size. `Checkpointed(32)` takes steps again, the more "
+        "often the more there are; op by op, `Direct` leaves autograd with every operation to keep account of."
     )
     return "\n\n".join(["## Scaling", text, *tables])
 
