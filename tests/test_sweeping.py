@@ -207,7 +207,8 @@ def test_a_sweep_of_what_is_there_does_nothing(
 
 
 SWEEP = """
-    import sys
+    import signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may have it ignored
     sys.path[:0] = [{tests!r}, {source!r}]
     from dataclasses import replace
     from seminode import cli
