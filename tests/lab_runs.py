@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seminode.experiments.counting import strided
+from seminode.experiments.figures import Drawn
 from seminode.experiments.settings import TOLERANCES, Settings, modes_of
 from seminode.experiments.store import Run
 from seminode.experiments.training import SPLITS, Schedule
@@ -120,18 +120,6 @@ def write_all(folder: Path, seeds: Sequence[int] = (0, 1)) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """What a figure is drawn as."""
-
-    name: str
-    title: str
-    caption: str
-    png: Path
-    svg: Path | None = None
-    gif: Path | None = None
-
-
 def png(width: int, height: int) -> bytes:
     """A grey image."""
 
@@ -147,7 +135,7 @@ def png(width: int, height: int) -> bytes:
 GIF = bytes.fromhex("47494638396101000100800000ffffff00000021f90401000000002c00000000010001000002024401003b")
 
 
-def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawing]:
+def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawn]:
     """Figures of nothing in particular, quickly."""
     out.mkdir(parents=True, exist_ok=True)
     found = []
@@ -161,7 +149,7 @@ def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawing]:
         if name == "swing-up":
             gif = out / f"{name}.gif"
             gif.write_bytes(GIF)
-        found.append(Drawing(name, f"The title of {name}", f"What {name} shows & how.", image, svg, gif))
+        found.append(Drawn(name, f"The title of {name}", f"What {name} shows & how.", image, svg, gif))
     return found
 
 
