@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,33 +87,49 @@ def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
     return _reduced(settings, {split: part.normalised(mean, std) for split, part in parts.items()})
 
 
+def options_of(settings: Settings) -> dict[str, Any]:
+    """Options of `solve` that the mode of a run decides."""
+    return solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
+
+
+def model_of(settings: Settings, shape: Sequence[int], levels: int = 256, **options: Any) -> Any:
+    """The model of a run, for data of one shape: (channels,) of series, (channels, height, width) of images.
+
+    `levels` are those of images; `options` are of `solve`.
+    """
+    given = dict(settings.model)
+    if settings.experiment == "ncde":
+        (channels,), hidden = shape, given.get("hidden", 90)
+        field = MatrixField(hidden, channels + 1, width=given.get("width", 40), layers=4)
+        return NeuralCDE(channels, hidden, CLASSES[settings.data], field=field, path="linear", **options)
+    if settings.experiment == "hnn":
+        return SymplecticODENet(**given, **options)
+    alpha = 0.05 if settings.data == "cifar10" else 1e-5
+    return MultiscaleCNF(shape, alpha=alpha, levels=levels, **given, **options)
+
+
 def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     """The task of some settings; the model is initialised from the seed."""
-    options: dict[str, Any] = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile}
-    options |= solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
-    model = dict(settings.model)
+    options = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile, **options_of(settings)}
+    batch, device = settings.batch, settings.device
     torch.manual_seed(settings.seed)
     if settings.experiment == "ncde":
         found = series(settings, root)
-        channels, hidden = found["train"].channels, model.get("hidden", 90)
-        field = MatrixField(hidden, channels + 1, width=model.get("width", 40), layers=4)
-        cde = NeuralCDE(channels, hidden, CLASSES[settings.data], field=field, path="linear", **options)
-        return SeriesTask(cde, found, settings.batch, settings.device)
+        return SeriesTask(model_of(settings, (found["train"].channels,), **options), found, batch, device)
     if settings.experiment == "hnn":
         windows: dict[str, Tensor] = dict(zip(SPLITS, sets.pendulum(root), strict=True))
-        net = SymplecticODENet(**model, **options)
+        net = model_of(settings, (), **options)
         if settings.fitted:
             pendulum.fit_accelerations(net.field, settings.fitted, seed=settings.seed)
-        return PendulumTask(net, _reduced(settings, windows), pendulum.DT, settings.batch, settings.device)
+        return PendulumTask(net, _reduced(settings, windows), pendulum.DT, batch, device)
     loaders = {"mnist": sets.mnist, "cifar10": sets.cifar10, "digits": lambda root: sets.digits()}
     if settings.data not in loaders:
         raise ValueError(f"data: expected one of {', '.join(loaders)} for 'cnf', found {settings.data!r}")
     train, test = loaders[settings.data](root)
     # Nothing is selected by it, so that the test set may be looked at on the way, as was done.
     pixels = {"train": train.x, "validation": test.x, "test": test.x}
-    alpha = 0.05 if settings.data == "cifar10" else 1e-5
-    flow = MultiscaleCNF(train.shape, alpha=alpha, levels=train.levels, **model, **options)
-    return FlowTask(flow, _reduced(settings, pixels), settings.batch, settings.data == "cifar10", settings.device)
+    flow = model_of(settings, train.shape, train.levels, **options)
+    return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device)
 
 
 def run(
@@ -123,8 +139,7 @@ def run(
 
     A run that is complete is not made again. One that is not is left alone unless it may be resumed.
     """
-    chosen = solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
-    solve = {name: repr(value) for name, value in chosen.items()}
+    solve = {name: repr(value) for name, value in options_of(settings).items()}
     config = {"settings": settings.as_json(), "solve": solve, "circumstances": circumstances()}
     with Run(out / settings.name, config) as folder:
         if folder.done:

@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
     """What is asked for, and whether it is something that the preset does not have."""
-    from ..modes import solve_options
+    from ..running import options_of
     from ..settings import rows
 
     for name in ("epochs", "batch"):
@@ -87,7 +87,7 @@ def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
     if options.epochs is not None:
         changes["schedule"] = replace(row.schedule, epochs=options.epochs)
     settings = row.changed(**changes, mode=options.norm, seed=options.seed)
-    solve_options(settings.experiment, settings.mode, settings.adjoint)  # does it have this mode?
+    options_of(settings)  # does it have this mode?
     return settings, settings.changed(mode=row.mode, seed=row.seed) != row
 
 

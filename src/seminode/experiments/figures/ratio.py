@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...models import MatrixField, MultiscaleCNF, SymplecticODENet
 from .. import published
 from ..measures import DATA, published_nfe, true_nfe
+from ..running import model_of
 from ..settings import Settings
 from ..settings import rows as paper_rows
 from ..spread import Spread, saving
@@ -18,9 +18,15 @@ from ..store import Finished
 from .selection import ByMode, by_row, row_label, settings_of
 from .style import COLOURS, GREY, INK, Picture, new_figure, styled
 
-#: Channels of the series, and shapes of the images.
-CHANNELS = {"speech_commands": 20, "japanese_vowels": 12}
-SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "digits": (1, 8, 8)}
+#: Of a sample: channels of series, shapes of images.
+SHAPES = {
+    "speech_commands": (20,),
+    "japanese_vowels": (12,),
+    "mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "digits": (1, 8, 8),
+    "pendulum": (),
+}
 
 
 class Point(NamedTuple):
@@ -65,18 +71,13 @@ def sizes(settings: Settings) -> tuple[int, float]:
     >>> sizes(paper_rows("paper")[0])
     (90, 86050.0)
     """
-    model = dict(settings.model)
     with torch.device("meta"):  # counted, not made
-        if settings.experiment == "ncde":
-            hidden = model.get("hidden", 90)
-            field = MatrixField(hidden, CHANNELS[settings.data] + 1, width=model.get("width", 40), layers=4)
-            return hidden, _parameters(field)
-        if settings.experiment == "hnn":
-            net = SymplecticODENet(**model)
-            return 3 * net.dof + net.inputs, _parameters(net.field)
-        flow = MultiscaleCNF(SHAPES[settings.data], **model)
-        blocks = sum(len(scale) for scale in flow.scales)  # type: ignore[arg-type]
-        return flow.dims, _parameters(flow) / blocks
+        model = model_of(settings, SHAPES[settings.data])
+    if settings.experiment == "ncde":
+        return model.hidden, _parameters(model.field)
+    if settings.experiment == "hnn":
+        return 3 * model.dof + model.inputs, _parameters(model.field)
+    return model.dims, _parameters(model) / sum(len(scale) for scale in model.scales)
 
 
 def _parameters(module: torch.nn.Module) -> float:
