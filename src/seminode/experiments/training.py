@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 
-from .counting import strided
+from .counting import Strided, strided
 from .progress import Progress, Start
 from .store import Checkpoint, Run
 
@@ -80,15 +80,19 @@ class Pass:
                 found[f"{way}_{name}"] = sum(getattr(each, name) for each in stats)
         found["backward_vjp_params"] = sum(each.vjp_params for each in back)
         found["drifted"] = self.drifted
-        counted = [strided(record.backward.evaluations) for record in self.records if record.backward is not None]
+        counted = self._strided()
         found["published_accepted"] = sum(len(each.accepted) for each in counted)
         found["published_rejected"] = sum(len(each.rejected) for each in counted)
         return found
 
+    def _strided(self) -> list[Strided]:
+        """Steps of every backward pass as the paper counts them."""
+        return [strided(record.backward.evaluations) for record in self.records if record.backward is not None]
+
     def times(self) -> dict[str, np.ndarray]:
         """Where the field was evaluated on the way back and where steps ended, all batches together."""
         back = [record.backward for record in self.records if record.backward is not None]
-        counted = [strided(record.evaluations) for record in back]
+        counted = self._strided()
         lists = {
             "evaluations": [t for record in back for t in record.evaluations],
             "accepted": [plan.t1 for record in back for plan in record.accepted],
