@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import SolveError
 from .data.errors import DataError
 from .display import share, showing
-from .running import Root, run
+from .running import STARTS, Root, comes_first, run
 from .settings import Settings
 from .store import Busy, StoreError, Taken
 from .training import TrainingFailed
@@ -26,7 +26,11 @@ def attempt(
     shown: bool = True,
     tensorboard: bool = True,
 ) -> dict[str, Any]:
-    """The result of a run, made in view."""
+    """The result of a run, made in view, and before it what it begins with."""
+    first = comes_first(settings, out)
+    if first is not None:
+        with showing(out / STARTS / first.name, shown, tensorboard) as progress:
+            run(first, out / STARTS, root, progress, wait=True)
     with showing(out / settings.name, shown, tensorboard) as progress:
         return run(settings, out, root, progress, resume)
 

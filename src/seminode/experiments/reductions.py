@@ -88,3 +88,7 @@ def _different(own: Settings, paper: Settings) -> Iterator[str]:
             yield f"{name} {getattr(own, name):g} instead of {getattr(paper, name):g}"
     if own.fitted:
         yield f"{own.fitted:,} iterations of regression on true accelerations before training through solves"
+    if own.start is not None:
+        epochs, samples = own.start.schedule.epochs, own.start.sizes
+        of = "" if samples is None else f" of {samples[0]:,} samples"
+        yield f"all modes and tolerances of a seed begin with the same weights, after {epochs} epochs{of} in best mode"

@@ -20,7 +20,7 @@ from . import data as sets
 from .modes import solve_options
 from .progress import Progress
 from .settings import Settings
-from .store import Run, Taken
+from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
 from .training import SPLITS, Training
 
@@ -132,20 +132,42 @@ def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device)
 
 
+#: The folder, among those of runs, of what they begin with.
+STARTS = "starts"
+
+
+def comes_first(settings: Settings, out: Path) -> Settings | None:
+    """The run that makes what another begins with; none for one that is on its way or begins at nothing."""
+    folder = out / settings.name
+    begun = any((folder / name).exists() for name in (CHECKPOINT, RESULT))
+    return None if begun else settings.before()
+
+
 def run(
-    settings: Settings, out: Path, root: Root = None, progress: Progress | None = None, resume: bool = True
+    settings: Settings,
+    out: Path,
+    root: Root = None,
+    progress: Progress | None = None,
+    resume: bool = True,
+    wait: bool = False,
 ) -> dict[str, Any]:
     """Train to the end, from where the folder `out/<name>` has come to; the result.
 
-    A run that is complete is not made again. One that is not is left alone unless it may be resumed.
+    A run that is complete is not made again. One that is not is left alone unless it may be resumed. Another process
+    that is at it is waited for if `wait` says so.
     """
     solve = {name: repr(value) for name, value in options_of(settings).items()}
     config = {"settings": settings.as_json(), "solve": solve, "circumstances": circumstances()}
-    with Run(out / settings.name, config) as folder:
+    with Run(out / settings.name, config, wait) as folder:
         if folder.done:
             return folder.result()
         if folder.begun and not resume:
             raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to go on, or take another folder.")
-        training = Training(folder, task_of(settings, root), settings.schedule, settings.seed, progress)
+        task = task_of(settings, root)
+        first = comes_first(settings, out)
+        if first is not None:
+            run(first, out / STARTS, root, wait=True)
+            task.model.load_state_dict(Checkpoint.load(out / STARTS / first.name / CHECKPOINT).part("best"))
+        training = Training(folder, task, settings.schedule, settings.seed, progress)
         training.resume()
         return training.train()

@@ -102,6 +102,10 @@ class Checkpoint:
             except Exception as error:  # safetensors has its own for a full disk
                 raise OSError(f"{error}") from error
 
+    def part(self, kind: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `kind:`, without that."""
+        return {name.removeprefix(f"{kind}:"): x for name, x in self.tensors.items() if name.startswith(f"{kind}:")}
+
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
         """Without running anything that is in it: the format holds numbers only."""
@@ -124,8 +128,9 @@ class Checkpoint:
 class Run:
     """A run folder, opened to be written: nobody else can while this is open."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any]):
+    def __init__(self, path: Path, config: Mapping[str, Any], wait: bool = False):
         self.path = path
+        self.wait = wait  # for another process that is at it, rather than to give up
         self.config = json.loads(json.dumps(dict(config)))  # as it will be read again
         self._lock: Any = None
 
@@ -135,7 +140,7 @@ class Run:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / LOCK)
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=-1 if self.wait else 0)
         except Timeout:
             raise Busy(f"{self.path}: another process is at this run") from None
         except OSError as error:

@@ -49,6 +49,12 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
         loss, right = self.loss(*batch)
         return Outcome(loss, len(batch[1]), self.model.stats, self.model.records, right)
 
+    def prepare(self) -> None:
+        """Compile what training needs: a pass over the first samples, whose gradient is thrown away."""
+        if self.model.options.get("compile"):
+            self.outcome(("train", torch.arange(min(self.batch, self.samples("train")))), False).loss.backward()
+            self.model.zero_grad()
+
     @abstractmethod
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         """Of a batch, and how many of its samples are right."""

@@ -143,6 +143,9 @@ class Task(ABC, Generic[Model]):
         """Batches of a split, where that is known beforehand."""
         return None
 
+    def prepare(self) -> None:
+        """What is done once in a process, such as to compile: it is timed apart from training."""
+
     def trial(self) -> Trial | None:
         """What the trained model can do beside its loss, if there is something."""
         return None
@@ -166,7 +169,7 @@ class Training:
         )
         self.next_epoch = 0
         self.iterations = 0
-        self.seconds = {"training": 0.0, "evaluation": 0.0, "training_processor": 0.0}
+        self.seconds = {"preparation": 0.0, "training": 0.0, "evaluation": 0.0, "training_processor": 0.0}
         self.peak_memory: int | None = None
         self.best_loss, self.best_epoch = math.inf, -1
         self.best: dict[str, Tensor] = self._weights()
@@ -203,19 +206,15 @@ class Training:
         if found is None:
             self.run.rewind(-1)
             return False
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}}
-        for name, x in found.tensors.items():
-            kind, _, key = name.partition(":")
-            parts[kind][key] = x
-        self.task.model.load_state_dict(parts["model"])
-        self.best = parts["best"]
+        self.task.model.load_state_dict(found.part("model"))
+        self.best = found.part("best")
         state: dict[int, dict[str, Tensor]] = {}
-        for name, x in parts["optimiser"].items():
+        for name, x in found.part("optimiser").items():
             i, _, key = name.partition(":")
             state.setdefault(int(i), {})[key] = x
         self.optimiser.load_state_dict({"state": state, "param_groups": found.rest["groups"]})
         self.plateau.load_state_dict(dict(found.rest["plateau"]))
-        self.iterations, self.seconds = found.rest["iterations"], dict(found.rest["seconds"])
+        self.iterations, self.seconds = found.rest["iterations"], {**self.seconds, **found.rest["seconds"]}
         self.peak_memory = found.rest["peak_memory"]
         self.best_loss, self.best_epoch = found.rest["best"]
         self.totals, self.stopped = dict(found.rest["totals"]), found.rest["stopped"]
@@ -229,6 +228,10 @@ class Training:
         """To the end; the result, which is also written."""
         batches = self.task.count("train")
         self.progress.begin(Start(self.schedule.epochs, batches, self.next_epoch, self.iterations))
+        begin = time.perf_counter()
+        with drifts():
+            self.task.prepare()
+        self.seconds["preparation"] += time.perf_counter() - begin
         while self.next_epoch < self.schedule.epochs and not self.stopped:
             self.epoch()
         return self.finish()
