@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 
 from seminode.experiments import running
 from seminode.experiments.data import Images, ImageSet
-from seminode.experiments.settings import Settings, rows
-from seminode.experiments.store import Finished
-from seminode.experiments.training import SPLITS, Schedule
+from seminode.experiments.settings import Settings, Start, rows
+from seminode.experiments.store import CHECKPOINT, METRICS, Checkpoint, Finished
+from seminode.experiments.training import SPLITS, Outcome, Schedule
 from seminode.models import pendulum
 
 BRIEF = Schedule(epochs=1, lr=1e-3)
@@ -92,3 +93,60 @@ def test_unknown_data() -> None:
         running.task_of(small("ncde", data="mnist"))
     with pytest.raises(ValueError, match="data: expected one of mnist, cifar10, digits for 'cnf', found 'faces'"):
         running.task_of(small("cnf", data="faces"))
+
+
+STARTED = {"start": Start(Schedule(epochs=2, lr=1e-2), sizes=(8, 3, 3)), "schedule": Schedule(epochs=1, lr=0.0)}
+
+
+def test_runs_begin_where_another_has_come_to(tmp_path: Path) -> None:
+    """With a learning rate of zero they end there too, in every mode and at every tolerance; the start is made once."""
+    weights = []
+    for changes in ({"rtol": 1e-3, "mode": "mixed"}, {"rtol": 1e-4, "mode": "best"}):
+        settings = small("ncde", **STARTED, **changes)
+        running.run(settings, tmp_path)
+        weights.append(Checkpoint.load(tmp_path / settings.name / CHECKPOINT).part("model"))
+    (folder,) = (tmp_path / running.STARTS).iterdir()
+    start = Checkpoint.load(folder / CHECKPOINT).part("best")
+    fresh = running.task_of(small("ncde")).model.state_dict()
+    for name, x in start.items():
+        assert all(torch.equal(x, found[name]) for found in weights)
+    assert not all(torch.equal(fresh[name], x) for name, x in start.items())
+    assert Finished.load(folder).result["train"]["samples"] == 8  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_there_again(tmp_path: Path) -> None:
+    settings = small("ncde", **STARTED)
+    result = running.run(settings, tmp_path)
+    folder = tmp_path / settings.name
+    for name in (CHECKPOINT, "result.json"):
+        (folder / name).unlink()
+    assert (folder / METRICS).exists()
+    assert running.run(settings, tmp_path)["test"]["loss"] == result["test"]["loss"]
+
+
+def test_a_complete_run_does_not_need_its_start(tmp_path: Path) -> None:
+    settings = small("ncde", **STARTED)
+    result = running.run(settings, tmp_path)
+    shutil.rmtree(tmp_path / running.STARTS)
+    assert running.run(settings, tmp_path) == result
+    assert not (tmp_path / running.STARTS).exists()
+
+
+def test_what_is_compiled_is_made_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a pass over a batch of the usual size that leaves no gradients; where nothing is compiled there is none."""
+    task = running.task_of(small("ncde"))
+    seen = []
+    whole = task.outcome
+
+    def outcome(batch: tuple[str, torch.Tensor], record: bool) -> Outcome:
+        seen.append(len(batch[1]))
+        task.model.options["compile"] = False  # it was asked for: that is enough here
+        return whole(batch, record)
+
+    monkeypatch.setattr(task, "outcome", outcome)
+    task.prepare()
+    assert seen == []
+    task.model.options["compile"] = True
+    task.prepare()
+    assert seen == [4]
+    assert all(x.grad is None for x in task.model.parameters())

@@ -42,3 +42,15 @@ def test_unknown_names() -> None:
         rows("paper")[0].changed(experiment="cde")
     with pytest.raises(ValueError, match="mode: expected one of"):
         rows("paper")[0].changed(mode="fast")
+
+
+def test_runs_of_a_seed_begin_with_the_same_weights_where_a_preset_says_so() -> None:
+    found = [run for run in all_runs("cpu") if run.experiment == "ncde" and run.seed == 1]
+    assert len(found) == 9
+    (first,) = {run.before() for run in found}
+    assert first is not None
+    assert (first.mode, first.rtol, first.atol, first.seed) == ("best", 1e-3, 1e-6, 1)
+    assert first.before() is None
+    for run in (*found, first):
+        assert Settings.of_json(json.loads(json.dumps(run.as_json()))) == run
+    assert all(run.before() is None for run in all_runs("paper"))
