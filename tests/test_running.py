@@ -56,6 +56,15 @@ def test_every_experiment_runs(tmp_path: Path, experiment: str) -> None:
     assert ("accuracy" in result["test"]) == (experiment == "ncde")
 
 
+def test_what_direct_keeps_is_not_a_saving(tmp_path: Path) -> None:
+    """It evaluates nothing again, and pulls every stage of every step back."""
+    settings = small("ncde", mode="best")
+    assert settings.batch <= 256  # so it is Direct
+    result = running.run(settings, tmp_path)
+    for numbers in (result["test"], result["totals"]):
+        assert numbers["backward_nfe"] == 6 * numbers["backward_accepted"] > 0
+
+
 def test_a_complete_run_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = running.run(small("ncde"), tmp_path)
     monkeypatch.setattr(running, "task_of", None)

@@ -11,9 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import seminode as sn
+
 #: Evaluations of one step of dopri5, and where the first step ends if its size was chosen by the solver or prescribed.
 STRIDE = 6
 FIRST_END, FIRST_END_PRESCRIBED = 7, 5
+
+
+def evaluations(back: sn.Stats) -> int:
+    """Of a backward pass. Usually one is of the field and of its pull-back together. `Direct` has kept what it needs of
+    the former and makes the latter only, which counts just the same.
+
+    Example:
+        >>> evaluations(sn.Stats(nfe=80, vjp_y=80)), evaluations(sn.Stats(nfe=0, vjp_y=66))
+        (80, 66)
+    """
+    return max(back.nfe, back.vjp_y)
 
 
 class Strided(NamedTuple):

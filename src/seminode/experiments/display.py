@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 import seminode as sn
 
+from .counting import evaluations
 from .progress import Progress, Start
 from .training import SPLITS
 
@@ -48,7 +49,7 @@ def share(accepted: int, rejected: int) -> float:
 
 def both_ways(stats: Sequence[sn.Stats]) -> dict[str, Costs]:
     back = [each.backward for each in stats if each.backward is not None]
-    return {way: Costs.of(each) for way, each in zip(WAYS, (stats, back), strict=True)}
+    return dict(zip(WAYS, (Costs.of(stats), Costs.of(back)._replace(nfe=sum(map(evaluations, back)))), strict=True))
 
 
 class Meter:

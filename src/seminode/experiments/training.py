@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 
-from .counting import Strided, strided
+from .counting import Strided, evaluations, strided
 from .progress import Progress, Start
 from .store import Checkpoint, Run
 
@@ -78,6 +78,7 @@ class Pass:
         for way, stats in (("forward", self.stats), ("backward", back)):
             for name in ("nfe", "accepted", "rejected"):
                 found[f"{way}_{name}"] = sum(getattr(each, name) for each in stats)
+        found["backward_nfe"] = sum(map(evaluations, back))
         found["backward_vjp_params"] = sum(each.vjp_params for each in back)
         found["drifted"] = self.drifted
         counted = self._strided()
@@ -275,7 +276,7 @@ class Training:
             back = stats.backward
             self.totals["forward_nfe"] += stats.nfe
             if back is not None:
-                self.totals["backward_nfe"] += back.nfe
+                self.totals["backward_nfe"] += evaluations(back)
                 self.totals["backward_accepted"] += back.accepted
                 self.totals["backward_rejected"] += back.rejected
         self.progress.batch(epoch, i, loss, outcome.stats)
