@@ -157,7 +157,8 @@ def proportion(rejected: Spread | None, accepted: Spread | None) -> float | None
 
 COUNTS = (
     "Mean ± sample standard deviation over seeds; k and M are thousands and millions. NFE: evaluations of the field, "
-    "one together with its vector–Jacobian product. Seconds are the processor's, where training was on one."
+    "one together with its vector–Jacobian product; that alone, where the evaluation was kept, counts as one too. "
+    "Seconds are the processor's, where training was on one."
 )
 STEPS = (
     "Backward steps on one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
