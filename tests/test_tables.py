@@ -87,6 +87,12 @@ def test_savings_and_speed_ups_are_against_the_mixed_norm_of_the_same_count(runs
     assert cell(table, where, "seconds in training", "correct", "mixed") == f"{2300 * 84 * 1e-3:.0f} ± 0"
 
 
+def test_savings_have_a_line_a_row_and_what_they_are_in_time(runs: list[store.Finished]) -> None:
+    line = next(row for row in tables.savings(runs).rows if "rtol 0.0001" in row[0])
+    assert line[1] == "58.4 %"
+    assert line[4:] == (f"{100 * (1 - 1120 / 2300):.1f} %", f"{2300 / 1120:.2f}")
+
+
 def test_accuracy_is_the_mean_over_seeds_with_its_sample_deviation(folder: Path, runs: list[store.Finished]) -> None:
     values = [
         100 * json.loads((folder / f"{NCDE}-mixed-{seed}" / "result.json").read_text())["test"]["accuracy"]

@@ -205,7 +205,9 @@ class Problem:
         """Settings in which runs differ that should differ in mode and seed only."""
         alike = ("mode", "seed", "device", "compile", "preset")
         found = [{**run.settings} for run in self.runs]
-        return sorted(name for name in found[0] if name not in alike and any(x[name] != found[0][name] for x in found))
+        return sorted(
+            name for name in found[0] if name not in alike and any(x.get(name) != found[0][name] for x in found)
+        )
 
 
 @dataclass(frozen=True)
