@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,20 @@ def test_other_runs_are_not_touched_by_a_damaged_one(tmp_path: Path) -> None:
     assert len(told) == 2
     assert "expected JSON" in told[0]
     assert "expected a dict, found a list" in told[1]
+
+
+def test_who_would_wait_comes_after_the_one_who_is_at_it(tmp_path: Path) -> None:
+    """As runs do that begin with what another makes."""
+    order = []
+
+    def second() -> None:
+        with Run(tmp_path / "a", CONFIG, wait=True):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    with Run(tmp_path / "a", CONFIG):
+        other.start()
+        time.sleep(0.3)
+        order.append("first")
+    other.join(10.0)
+    assert order == ["first", "second"]
