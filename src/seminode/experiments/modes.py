@@ -86,8 +86,8 @@ def _of_mode(experiment: str, mode: str) -> dict[str, Any]:
     # The flows' log-probability steers the forward solve, as published; seminode leaves it out unless told otherwise.
     steered = {"norm": "mixed"} if experiment == "cnf" else {}
     if mode == "best":
-        # On the way back only accepted steps count, so that one which is rejected costs a third of one that is not. Steps
-        # of a neural CDE, which end at knots, are then rather tried as long as may pass.
+        # On the way back only accepted steps count, so that one which is rejected costs a third of one that is not.
+        # Steps of a neural CDE, which end at knots, are then rather tried as long as may pass.
         bold = {"controller": sn.Integral(safety=1.0)} if experiment == "ncde" else {}
         return {"adjoint": sn.Replay(), **bold}
     if mode == "published":
