@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import lab_runs
@@ -91,6 +92,12 @@ def test_savings_have_a_line_a_row_and_what_they_are_in_time(runs: list[store.Fi
     line = next(row for row in tables.savings(runs).rows if "rtol 0.0001" in row[0])
     assert line[1] == "58.4 %"
     assert line[4:] == (f"{100 * (1 - 1120 / 2300):.1f} %", f"{2300 / 1120:.2f}")
+
+
+def test_memory_that_nobody_measured_has_no_line(runs: list[store.Finished]) -> None:
+    bare = [replace(run, result={**run.result, "peak_memory": None}) for run in runs if run.result is not None]
+    assert "peak memory (MB)" in [row[0] for row in tables.hnn(runs).rows]
+    assert "peak memory (MB)" not in [row[0] for row in tables.hnn(bare).rows]
 
 
 def test_accuracy_is_the_mean_over_seeds_with_its_sample_deviation(folder: Path, runs: list[store.Finished]) -> None:

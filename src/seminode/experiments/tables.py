@@ -123,9 +123,11 @@ def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
         [FORWARD.label, *FORWARD.texts(FORWARD.cells(problem))],
         [SECONDS.label, *SECONDS.texts(spent)],
         ["times as fast as mixed", *_relative(spent, lambda less, more: ratio(more, less), "{:.2f}")],
-        [MEMORY.label, *MEMORY.texts(MEMORY.cells(problem))],
         ["runs", *_repeats(problem)],
     ]
+    memory = MEMORY.cells(problem)
+    if any(memory):  # nobody measured it where runs shared a process
+        found.insert(-1, [MEMORY.label, *MEMORY.texts(memory)])
     drifted = DRIFTED.cells(problem)
     if any(cell is not None and cell.mean for cell in drifted):
         found.insert(-1, [DRIFTED.label, *DRIFTED.texts(drifted)])
