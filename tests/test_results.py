@@ -45,5 +45,5 @@ def test_the_readme_says_the_same() -> None:
     """`seminode table results/cpu savings --format markdown` prints it."""
     text = (ROOT / "README.md").read_text()
     block = text.partition("<!-- lab -->")[2].partition("<!-- /lab -->")[0]
-    runs = store.runs(RESULTS / "cpu", pytest.fail)
+    runs = store.runs(RESULTS / "cpu", lambda error: pytest.fail(str(error)))
     assert block.strip() == tables.savings(runs).markdown().strip()
