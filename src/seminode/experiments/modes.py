@@ -75,6 +75,7 @@ def solve_options(experiment: str, mode: str, adjoint: str | None = None, batch:
     if adjoint is None or (adjoint == "Backsolve" and isinstance(options["adjoint"], sn.Backsolve)):
         return options
     options["adjoint"] = _adjoint(adjoint)
+    options.pop("controller", None)  # it was chosen for the other one
     if isinstance(options["adjoint"], sn.Reversible):
         options["solver"] = sn.ReversibleRK("dopri5")
     return options
