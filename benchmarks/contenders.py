@@ -35,6 +35,9 @@ EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     "cde": (
         ("Direct, bosh3", {"adjoint": "Direct", "solve": {"solver": "bosh3"}}),
         ("Direct, bosh3, fixed", {"adjoint": "Direct", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
+        # The same where memory does not allow for Direct.
+        ("Replay, bosh3, tighter", {"adjoint": "Replay", "tighter": 0.5, "solve": {"solver": "bosh3"}}),
+        ("Replay, bosh3, fixed", {"adjoint": "Replay", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
     ),
     "flow": (
         ("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),
@@ -121,7 +124,10 @@ def diffrax(problem: str) -> list[Contender]:
 
 #: Where one pass takes minutes: the usual settings of each library, and those that win where passes are shorter.
 SHORT_LIST = {
-    "seminode": ("Direct", "Direct, compiled", "Replay, compiled", "Direct, bosh3, compiled", "Backsolve, compiled"),
+    "seminode": (
+        *("Direct", "Direct, bosh3", "Direct, compiled", "Direct, bosh3, compiled", "Replay, compiled"),
+        *("Replay, bosh3, tighter, compiled", "Replay, bosh3, fixed, compiled", "Backsolve, compiled"),
+    ),
     "torchdiffeq": ("adjoint", "adjoint, seminorm", "direct"),
     "torchcde": ("adjoint", "direct"),
     "diffrax": ("RecursiveCheckpoint, Dopri5", "Backsolve, seminorm, Dopri5", "Backsolve, seminorm, Bosh3"),
