@@ -12,7 +12,7 @@ import torch
 
 from seminode.experiments import running
 from seminode.experiments.data import Images, ImageSet
-from seminode.experiments.settings import Settings, Start, rows
+from seminode.experiments.settings import CommonStart, Settings, rows
 from seminode.experiments.store import CHECKPOINT, METRICS, Checkpoint, Finished
 from seminode.experiments.training import SPLITS, Outcome, Schedule
 from seminode.models import pendulum
@@ -104,7 +104,7 @@ def test_unknown_data() -> None:
         running.task_of(small("cnf", data="faces"))
 
 
-STARTED = {"start": Start(Schedule(epochs=2, lr=1e-2), sizes=(8, 3, 3)), "schedule": Schedule(epochs=1, lr=0.0)}
+STARTED = {"start": CommonStart(Schedule(epochs=2, lr=1e-2), sizes=(8, 3, 3)), "schedule": Schedule(epochs=1, lr=0.0)}
 
 
 def test_runs_begin_where_another_has_come_to(tmp_path: Path) -> None:

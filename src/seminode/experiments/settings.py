@@ -22,7 +22,7 @@ TOLERANCES = ((1e-3, 1e-6), (1e-4, 1e-7), (1e-5, 1e-8))
 
 
 @dataclass(frozen=True)
-class Start:
+class CommonStart:
     """Training that all runs of a seed have in common, whatever their mode and tolerance: the weights they begin with.
 
     It is done in the `best` mode, at the loosest tolerance that any of them has.
@@ -61,7 +61,7 @@ class Settings:
     compile: bool = False
     device: str = "cpu"
     adjoint: str | None = None
-    start: Start | None = None
+    start: CommonStart | None = None
 
     def __post_init__(self) -> None:
         if self.experiment not in EXPERIMENTS:
@@ -97,7 +97,7 @@ class Settings:
         given["sizes"] = _frozen(given["sizes"])
         if given.get("start") is not None:
             start = given["start"]
-            given["start"] = Start(Schedule(**start["schedule"]), _frozen(start["sizes"]))
+            given["start"] = CommonStart(Schedule(**start["schedule"]), _frozen(start["sizes"]))
         given["model"] = tuple((name, _frozen(value)) for name, value in given["model"])
         return cls(**given)
 
@@ -157,7 +157,7 @@ def _cpu() -> Iterator[Settings]:
     A neural CDE stays at the loss of guessing for its first hundred updates, and for how long is a matter of rounding.
     So that modes are compared where there is something to learn, and in the time that there is, they share a start.
     """
-    start = Start(Schedule(epochs=20, lr=2e-3, every=10), sizes=(2048, 128, 256))
+    start = CommonStart(Schedule(epochs=20, lr=2e-3, every=10), sizes=(2048, 128, 256))
     given = {"sizes": (640, 128, 256), "compile": True, "start": start}
     for (rtol, atol), epochs in zip(TOLERANCES, (6, 6, 3), strict=True):
         cde = Schedule(epochs, lr=5e-4, every=epochs)
