@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from seminode import graphs
+from seminode._compile import graph as graphs
 
 from .contenders import named
 from .detest import table

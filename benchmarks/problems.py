@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seminode.models.pendulum import DT as PENDULUM_DT
-from seminode.models.pendulum import fit_accelerations
-from seminode.models.pendulum import trajectories as pendulum_trajectories
-from seminode.models.pendulum import windows as pendulum_windows
 from seminode.models.symplectic import SymplecticField as LibraryField
+from seminode_lab.models.pendulum import DT as PENDULUM_DT
+from seminode_lab.models.pendulum import fit_accelerations
+from seminode_lab.models.pendulum import trajectories as pendulum_trajectories
+from seminode_lab.models.pendulum import windows as pendulum_windows
 
 
 @dataclass(frozen=True, eq=False)

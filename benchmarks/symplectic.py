@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from seminode.models import pendulum
 from seminode.models.symplectic import SymplecticField
+from seminode_lab.models import pendulum
 
 from .problems import SymplecticField as PendulumField
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode import arguments
-from seminode.graphs import Capture, capture, traced
-from seminode.pace import Pace
-from seminode.programs import pull_program, saving_programs, step_program, tolerances
-from seminode.programs.steps import no_sums, ratio_of
-from seminode.state import Layout
+from seminode._compile.graph import Capture, capture, traced
+from seminode._compile.programs import pull_program, saving_programs, step_program, tolerances
+from seminode._compile.programs.steps import no_sums, ratio_of
+from seminode._field import checks as arguments
+from seminode._field.pytree import Layout
+from seminode._stepping.schedule import Pace
 
 from .detest import table
 from .overhead import BATCH, CHANNELS, Network, seconds

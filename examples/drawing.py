@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from seminode.experiments.figures.style import BLUE, GREY, INK, ORANGE, STYLE
-from seminode.experiments.figures.style import save_png as save
+from seminode_lab.figures.style import BLUE, GREY, INK, ORANGE, STYLE
+from seminode_lab.figures.style import save_png as save
 
 __all__ = ["BLUE", "GREY", "INK", "ORANGE", "STYLE", "need", "save"]
 

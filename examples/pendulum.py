@@ -21,9 +21,9 @@ from drawing import need, save
 from torch import Tensor
 from torch.nn import functional
 
-from seminode.experiments.figures.swing import Swing, swing_figure
-from seminode.models import pendulum
 from seminode.models.symplectic import SymplecticODENet
+from seminode_lab.figures.swing import Swing, swing_figure
+from seminode_lab.models import pendulum
 
 ITERATIONS, BATCH = 800, 64
 TRIALS = 20  # of each torque; three of them are for testing

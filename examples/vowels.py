@@ -19,8 +19,8 @@ from drawing import INK, STYLE, need, save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seminode.experiments.data import SeriesSet, japanese_vowels
 from seminode.models import MatrixField, NeuralCDE
+from seminode_lab.data import SeriesSet, japanese_vowels
 
 BATCH, LEARNING_RATE, DECAY, NOISE = 64, 1e-2, 0.05, 0.05
 SPEAKERS = ["#17607c", "#e4572e", "#f2a541", "#6a994e", "#8e5ea2", "#3cb4c9", "#b56576", "#4d5a66", "#c9b79c"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
-from seminode.state import flatten, unflatten
+from seminode._field.pytree import flatten, unflatten
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from seminode.experiments.counting import strided
-from seminode.experiments.figures import Drawn
-from seminode.experiments.settings import TOLERANCES, Settings, modes_of
-from seminode.experiments.store import Run
-from seminode.experiments.training import SPLITS, Schedule
+from seminode_lab.counting import strided
+from seminode_lab.figures import Drawn
+from seminode_lab.settings import TOLERANCES, Settings, modes_of
+from seminode_lab.store import Run
+from seminode_lab.training import SPLITS, Schedule
 
 EPOCHS = (0, 10, 20)
 SCHEDULE = Schedule(epochs=21, lr=1e-3)

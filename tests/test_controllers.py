@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import seminode as sn
-from seminode.pace import Pace, neighbours
+from seminode._stepping.schedule import Pace, neighbours
 
 
 def field(t: Tensor, y: Tensor) -> Tensor:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from test_architecture import FLOORS
+from project import ROOT
 
 import seminode as sn
-from seminode.arguments import DEFAULT_TOLERANCES
-from seminode.experiments.data import CATALOGUE
+from seminode._field.checks import DEFAULT_TOLERANCES
 from seminode.solvers import BY_NAME
+from seminode_lab.data import CATALOGUE
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
@@ -50,13 +49,6 @@ def table(page: str, heading: str) -> list[list[str]]:
     rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
     assert len(rows) > 2, f"{page}: no table below {heading!r}"
     return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows[2:]]
-
-
-def floors(page: str) -> list[list[str]]:
-    """The order of imports as a page gives it, with arrows between the floors."""
-    match = re.search(r"errors, combination[a-z,→\s]*→\s+cli\b", (ROOT / page).read_text(encoding="utf-8"))
-    assert match, f"{page} does not give the order of imports"
-    return [floor.replace(",", " ").split() for floor in match[0].split("→")]
 
 
 @every_page
@@ -91,13 +83,6 @@ def test_solver_table_is_that_of_the_code() -> None:
         numbers = [str(solver.order), embedded, str(solver.stages), str(solver.interpolant_order)]
         expected.append([name, f"sn.{kind.__name__}", *numbers])
     assert table("solvers.md", "## Solvers") == expected
-
-
-def test_rooms_are_those_of_the_house() -> None:
-    described = [row[0] for row in table("design.md", "## Rooms")]
-    assert described == [room for floor in floors("docs/design.md") for room in floor]
-    for page in ("docs/design.md", "CONTRIBUTING.md"):
-        assert [set(floor) for floor in floors(page)] == FLOORS, page
 
 
 def test_preset_table_is_that_of_the_code() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from seminode import norms
+from seminode._field.pytree import Layout
 from seminode.norms import AdjointState, ErrorNorm
-from seminode.state import Layout
 
 
 def vector(*values: float) -> Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seminode.experiments import settings
-from seminode.experiments.settings import Settings
-from seminode.experiments.training import Schedule
+from seminode_lab import settings
+from seminode_lab.settings import Settings
+from seminode_lab.training import Schedule
 
 ONE = Schedule(epochs=1, lr=1e-3, every=1)
 TWO = Schedule(epochs=2, lr=1e-3, every=1)

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from seminode_lab.commands import bench, parts, report
+from seminode_lab.commands import run as running
+from seminode_lab.commands import sweep as sweeping
+from seminode_lab.data import command as data
+
 from .diagnostics import command as profiling
-from .experiments.commands import bench, parts, report
-from .experiments.commands import run as running
-from .experiments.commands import sweep as sweeping
-from .experiments.data import command as data
 
 
 class Command(NamedTuple):

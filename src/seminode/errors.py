@@ -70,7 +70,10 @@ class NonFiniteState(SolveError):
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called into this package."""
     depth, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "seminode",
+        "seminode_lab",
+    ):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, category, stacklevel=depth)
 

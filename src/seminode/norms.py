@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .state import Layout, leaves_of, real_dtype
+from ._field.pytree import Layout, leaves_of, real_dtype
 
 Norm = Callable[[Any], Tensor]
 

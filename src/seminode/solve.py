@@ -10,18 +10,18 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from . import arguments
+from ._field import checks as arguments
+from ._field.capture import chosen
+from ._field.determinism import present_autocast
+from ._field.field import Field
+from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
+from ._integrals.auto_norm import ignoring_integrals
+from ._stepping.interpolation import DenseSolution
+from ._stepping.problem import Forward, Problem, Solution, Status
 from .adjoints import Adjoint, Replay
 from .controllers import Controller
-from .field import Field
-from .interpolation import DenseSolution
 from .norms import Norm
-from .parameters import chosen
-from .problem import Forward, Problem, Solution, Status
-from .purity import present_autocast
 from .solvers import Solver
-from .state import HALF, Layout, flatten, mapped, unflatten
-from .steering import ignoring_integrals
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import norms
+from .._stepping.observers import Tape
+from .._stepping.problem import Problem
 from ..norms import Norm
-from ..observers import Tape
-from ..problem import Problem
-from .backward import BackwardSolve
-from .continuous import ContinuousAdjoint, refuse_coarse_polynomials
-from .sums import StageSums
+from ._continuous.parameter_integral import StageSums
+from ._continuous.solve import BackwardSolve
+from ._continuous.strategy import ContinuousAdjoint, refuse_coarse_polynomials
 
 #: Norms that read z and a_z alone: then a_θ and a_t need not be there.
 SEMINORMS = (norms.seminorm, norms.seminorm_rms)

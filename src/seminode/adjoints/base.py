@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine import Eager, Shifts
-from ..errors import NonFiniteState, SolveError
-from ..field import Field
-from ..fused import Fused, captured
-from ..graphs import Capture
-from ..loop import check_start, integrate, select_first_step
-from ..observers import (
+from .._compile.engine import Fused, captured
+from .._compile.graph import Capture
+from .._field.determinism import Purity
+from .._field.field import Field
+from .._field.pytree import is_finite, real_dtype
+from .._integrals.auto_norm import Recheck
+from .._stepping.engine import Eager, Shifts
+from .._stepping.loop import check_start, integrate, select_first_step
+from .._stepping.observers import (
     AtTimes,
     EveryStep,
     LastOnly,
@@ -30,11 +32,9 @@ from ..observers import (
     Tally,
     Tape,
 )
-from ..pace import Pace, RecordedPace
-from ..problem import Forward, Plan, Problem
-from ..purity import Purity
-from ..state import is_finite, real_dtype
-from ..steering import Recheck
+from .._stepping.problem import Forward, Plan, Problem
+from .._stepping.schedule import Pace, RecordedPace
+from ..errors import NonFiniteState, SolveError
 
 
 class Adjoint(ABC):

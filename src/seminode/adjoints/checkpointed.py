@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import check_count
-from ..checkpoints import Checkpoints
-from ..observers import CheckpointTape, Observer
-from ..problem import Problem
-from .binding import Asked
+from .._field.checks import check_count
+from .._stepping.checkpoints import Checkpoints
+from .._stepping.observers import CheckpointTape, Observer
+from .._stepping.problem import Problem
+from ._autograd import Asked
+from ._discrete.sweep import States, Sweep
 from .replay import DiscreteAdjoint
-from .sweep import States, Sweep
 
 
 @dataclass(frozen=True)

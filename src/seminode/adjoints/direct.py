@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingModuleSource]
 
-from ..engine import TimeShifts
-from ..parameters import reachable, restricted
-from ..problem import Forward, Problem, Record, Stats
-from ..purity import Purity
+from .._field.capture import reachable, restricted
+from .._field.determinism import Purity
+from .._stepping.engine import TimeShifts
+from .._stepping.problem import Forward, Problem, Record, Stats
+from ._discrete.saved import Saved
 from .base import Adjoint, ForwardPass, has_tangent, transforms_active
-from .saved import Saved
 
 
 @dataclass(frozen=True)

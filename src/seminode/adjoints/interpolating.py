@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import check_count
-from ..engine import Eager
-from ..observers import CheckpointTape, PolynomialTape, Tape
-from ..problem import Problem
-from .backward import BackwardSolve
-from .continuous import ContinuousAdjoint, refuse_coarse_polynomials
-from .sources import DenseSource, WindowSource
-from .sums import StageSums
+from .._field.checks import check_count
+from .._stepping.engine import Eager
+from .._stepping.observers import CheckpointTape, PolynomialTape, Tape
+from .._stepping.problem import Problem
+from ._continuous.dense_state import DenseSource, WindowSource
+from ._continuous.parameter_integral import StageSums
+from ._continuous.solve import BackwardSolve
+from ._continuous.strategy import ContinuousAdjoint, refuse_coarse_polynomials
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_number
-from ..engine import Step
-from ..observers import Observer
-from ..problem import Plan, Problem
-from ..rules import GAUSS, KRONROD, LOBATTO, RADAU, Rule
-from .augmented import AdjointEngine, AdjointSystem, Integrand, StageWatch
-from .backward import BackwardSolve
-from .continuous import refuse_coarse_polynomials
+from .._field.checks import check_number
+from .._stepping.engine import Step
+from .._stepping.observers import Observer
+from .._stepping.problem import Plan, Problem
+from ._continuous.parameter_integral import ErrorSample, Sums
+from ._continuous.quadrature_rules import GAUSS, KRONROD, LOBATTO, RADAU, Rule
+from ._continuous.solve import BackwardSolve
+from ._continuous.strategy import refuse_coarse_polynomials
+from ._continuous.system import AdjointEngine, AdjointSystem, Integrand, StageWatch
 from .interpolating import DenseAdjoint
-from .sums import ErrorSample, Sums
 
 RULES = ("lobatto", "gauss", "gauss-kronrod")
 #: The error of the integral is looked at on the first steps and then on some: its nodes cannot be batched there.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..arguments import check_count
-from ..observers import StateTape
-from ..problem import Problem
-from .binding import Asked, FunctionAdjoint, Gradients
-from .sweep import SparseStates, States, Sweep, second_order
+from .._field.checks import check_count
+from .._stepping.observers import StateTape
+from .._stepping.problem import Problem
+from ._autograd import Asked, FunctionAdjoint, Gradients
+from ._discrete.sweep import SparseStates, States, Sweep, second_order
 
 
 class DiscreteAdjoint(FunctionAdjoint):

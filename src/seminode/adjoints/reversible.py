@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments import DEFAULT_TOLERANCES
+from .._field.checks import DEFAULT_TOLERANCES
+from .._field.pytree import real_dtype
+from .._stepping.observers import EndTape
+from .._stepping.problem import Problem
 from ..errors import DriftWarning, warn
 from ..norms import ErrorNorm, mixed_per_tensor
-from ..observers import EndTape
-from ..problem import Problem
 from ..solvers import ReversibleSolver
 from ..solvers.reversible import Increment
-from ..state import real_dtype
-from .backward import DRIFT, warn_of_drift
-from .binding import Asked
+from ._autograd import Asked
+from ._continuous.parameter_integral import Sums
+from ._continuous.solve import DRIFT, warn_of_drift
+from ._discrete.sweep import States, Sweep
 from .replay import DiscreteAdjoint
-from .sums import Sums
-from .sweep import States, Sweep
 
 #: The copies are apart by about the error of the solution, tens of tolerances where all is well.
 GAP = 1000.0

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
+from .._field.checks import check_solver, found
 from ..adjoints import Adjoint, Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
-from ..arguments import check_solver, found
 from ..controllers import Controller
 from ..solvers import BY_NAME, ReversibleRK, Solver
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..problem import Stats
+from .._stepping.problem import Stats
 
 
 def backward_cost(backward: Stats) -> int:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import arguments
+from .._field import checks as arguments
+from .._field.capture import chosen, reachable
+from .._field.pytree import HALF, flatten, leaves_of, mapped, real_dtype
 from ..adjoints import Adjoint
 from ..controllers import Controller, Integral
 from ..norms import Norm
-from ..parameters import chosen, reachable
 from ..solvers import Solver
-from ..state import HALF, flatten, leaves_of, mapped, real_dtype
 from .contenders import Contender, check_adjoints, check_solvers, pairs, usual_solvers
 from .isolation import Snapshot
 from .measurement import Course

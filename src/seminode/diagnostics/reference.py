@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._field.capture import Substitution, uncompiled
+from .._field.pytree import HALF, mapped
 from ..adjoints import Replay
 from ..controllers import Integral
 from ..errors import SolveError
-from ..parameters import Substitution, uncompiled
 from ..solvers import Dopri8
-from ..state import HALF, mapped
 from .contenders import Contender
 from .results import Reference
 from .subject import Look, Subject, flat_gradient, relative_error

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._field.capture import CaptureWatch, differentiable, reachable
+from .._field.field import Field
+from .._field.pytree import HALF, Layout, leaves_of, mapped, real_dtype
+from .._stepping.problem import Solution
 from ..controllers import Controller
-from ..field import Field
-from ..parameters import CaptureWatch, differentiable, reachable
-from ..problem import Solution
 from ..solve import solve
-from ..state import HALF, Layout, leaves_of, mapped, real_dtype
 from .contenders import Contender
 from .isolation import random_state
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from . import paper
 from .base import SolvingModule
 from .cnf import CNF, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
 from .derivatives import total_derivatives
@@ -47,7 +46,6 @@ __all__ = [
     "TotalDerivative",
     "Trace",
     "bits_per_dim",
-    "paper",
     "penalty",
     "rnode",
     "steer",

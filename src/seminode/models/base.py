@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arguments import check_count, check_number
+from .._field.checks import check_count, check_number
+from .._stepping.problem import Record, Solution, Stats
 from ..norms import Without
-from ..problem import Record, Solution, Stats
 from ..solve import solve
 from .running import Running, along, integrals_of, noise_for, start
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..arguments import check_count
+from .._field.checks import check_count
 from .base import SolvingModule, check_end, check_hidden
 from .running import Regulariser, along, check_names, integrals_of, noise_for, start
 from .traces import Trace, chosen_trace

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..arguments import check_count
+from .._field.checks import check_count
 from .products import vjp
 
 #: (t, z) ↦ (z′, z″, …)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..arguments import check_number
+from .._field.checks import check_number
 
 
 def steer(ts: Tensor | Sequence[float], width: float, generator: torch.Generator | None = None) -> Tensor:

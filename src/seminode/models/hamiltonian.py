@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count, check_flags
+from .._field.checks import check_count, check_flags
 from .base import SolvingModule, check_channels, check_hidden
 from .products import vjp
 

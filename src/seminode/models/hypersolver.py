@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count
-from ..combination import StepSize, combine, length
+from .._field.checks import check_count
+from .._stepping.combination import StepSize, combine, length
 from ..controllers import Integral
 from ..solve import solve
 from ..solvers import ExplicitRungeKutta, Solver

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..arguments import check_count
+from .._field.checks import check_count
 
 LEVELS = 256
 INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count
+from .._field.checks import check_count
 from .base import SolvingModule, check_end
 from .cnf import CNF, ConvField, standard_normal_log_prob
 from .images import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import paths
-from ..arguments import check_count, check_flags, check_times
+from .._field.checks import check_count, check_flags, check_times
 from ..controllers import Adaptive, Integral
 from ..paths import Path
 from .base import SolvingModule, check_channels

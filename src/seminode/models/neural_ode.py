@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count, check_number
+from .._field.checks import check_count, check_number
 from .base import SolvingModule, check_channels, check_end
 from .ends import steer
 from .running import Regulariser, check_names

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count
+from .._field.checks import check_count
 from ..controllers import FixedStep
 from .base import SolvingModule
 from .cnf import standard_normal_log_prob

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..arguments import check_count, check_number
+from .._field.checks import check_count, check_number
 from .derivatives import total_derivatives
 from .running import Evaluation, Regulariser, per_sample_mean
 

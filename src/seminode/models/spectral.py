@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count
-from ..state import real_dtype
+from .._field.checks import check_count
+from .._field.pytree import real_dtype
 
 
 def legendre(x: Tensor, degree: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_count
+from .._field.checks import check_count
 from .base import SolvingModule, check_channels, check_hidden
 from .hamiltonian import mlp
 from .products import vjp

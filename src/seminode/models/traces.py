@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_count
+from .._field.checks import check_count
 from .running import Evaluation, Running
 
 NOISES = ("gaussian", "rademacher")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_count, check_number
+from .._field.checks import check_count, check_number
 from .base import Path
 from .knots import Times, check_values
 from .linear import linear

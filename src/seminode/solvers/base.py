@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..combination import StepSize
+from .._stepping.combination import StepSize
 
 Slope = Callable[[float, Tensor], Tensor]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import tableaux
-from ..combination import SparseWeights, StepSize, combine, scaled_sum, sparse
+from .._stepping.combination import SparseWeights, StepSize, combine, scaled_sum, sparse
 from ..tableaux import Tableau
 from .base import Slope, Solver
 

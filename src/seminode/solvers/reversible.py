@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..combination import MovingStep, StepSize, length, scaled_sum, sparse
+from .._stepping.combination import MovingStep, StepSize, length, scaled_sum, sparse
 from .base import Slope, Solver
 from .explicit import EXPLICIT, ExplicitRungeKutta, runge_kutta_step
 

@@ -1,0 +1,1 @@
+"""Compiled evaluations, steps and VJPs. See README.md in this folder."""

@@ -1,0 +1,148 @@
+"""Steps in pieces: one program for an evaluation of the field, and one for its pull-back.
+
+A program for a whole step holds the field six or seven times, its pull-back twice as often. Of a field that is a large
+graph itself (one that differentiates a network, say) that would take minutes to compile. Evaluations of such a field
+also take long enough for the sums between them, made op by op, not to matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._stepping.problem import Plan
+from ...norms import ErrorNorm
+from ...solvers import ExplicitRungeKutta
+from ..graph import Capture
+from .saving import SavingEvaluation, SavingPrograms
+from .steps import EvaluationProgram, PullProgram, StepProgram, Wanted, evaluation_program, key_of, nodes_of, ratio_of
+
+#: From how many operations on the graph of a field is large.
+LARGE = 50
+
+
+def large(capture: Capture) -> bool:
+    return capture.graph.size >= LARGE
+
+
+class StepInPieces:
+    """As `StepProgram`; what the evaluations keep comes last."""
+
+    def __init__(
+        self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: EvaluationProgram | SavingEvaluation, y: Tensor
+    ):
+        self._solver, self._error, self.at = solver, error, at
+        self.nodes = nodes_of(solver, y)
+
+    def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        kept: list[Tensor] = []
+
+        def slope(c: float, z: Tensor) -> Tensor:
+            k, *own = self.at(plan.stage_time(c), z, rest)
+            kept.extend(own)
+            return k
+
+        with torch.no_grad():
+            y1, stages = self._solver.step(slope, plan.dt, y, k1)
+            ends = [slope(1.0, y1)] if self._solver.error_needs_end_slope else []
+            ratio = ratio_of(self._solver, self._error, plan.dt, y, y1, [*stages, *ends], allowed)
+        return [y1, ratio, *ends, *stages[1:], *kept]
+
+
+class SavingInPieces(StepInPieces):
+    """As `SavingPrograms`."""
+
+    at: SavingEvaluation
+
+    def __init__(self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: SavingEvaluation, y: Tensor):
+        super().__init__(solver, error, at, y)
+        self.kept = (solver.stages - 1) * at.kept
+
+    step = StepInPieces.__call__
+
+    def pull(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
+        n, totals = self.at.kept, list(sums)
+        alive = torch.zeros(())
+        first, end, *others = cotangents
+        others += [None] * (self._solver.stages - 1 - len(others))  # type: ignore[list-item]
+
+        def pull(i: int, adj: Tensor) -> Tensor:
+            nonlocal alive, totals
+            low = (i - 1) * n if i else self.kept
+            grad, alive, *totals = self.at.pull(kept[low : low + n], adj, totals)
+            return grad
+
+        with torch.no_grad():
+            grad_y = self._solver.pull(pull, plan.dt, end, [first, *others])
+            return [grad_y, alive + grad_y.sum(), *totals]
+
+
+class PullInPieces:
+    """As `PullProgram`: the step is taken again, and kept for as long as its pull-back takes."""
+
+    def __init__(self, solver: ExplicitRungeKutta, saving: SavingInPieces, slopes: bool):
+        self._solver, self._saving = solver, saving
+        later = saving.nodes.evaluated[: solver.stages - 1]
+        #: The nodes at which the field is evaluated.
+        self.evaluated = [0.0, *later, *([1.0] if slopes and len(solver.interpolant) > solver.stages else [])]
+
+    def __call__(
+        self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor], sums: Sequence[Tensor]
+    ) -> Any:
+        solver, saving = self._solver, self._saving
+        kept: list[Tensor] = []
+
+        def slope(c: float, z: Tensor) -> Tensor:
+            k, *own = saving.at(plan.stage_time(c), z, rest)
+            kept.extend(own)
+            return k
+
+        n, (end, *slopes) = saving.at.kept, cotangents
+        with torch.no_grad():
+            k1 = slope(0.0, y)
+            y1, _ = solver.step(slope, plan.dt, y, k1)
+            of_slopes: list[Tensor] = list(slopes[0].unbind()) if slopes else [torch.zeros_like(y)]
+            if len(of_slopes) > solver.stages:
+                slope(1.0, y1)
+                grad, _, *sums = saving.at.pull(kept[-n:], of_slopes.pop(), sums)
+                end = end + grad
+        ordered = [*kept[n : n * solver.stages], *kept[:n]]
+        return saving.pull(plan, ordered, [of_slopes[0], end, *of_slopes[1:]], sums)
+
+
+def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> Any:
+    def make() -> Any:
+        if not large(capture):
+            return StepProgram(capture, solver, error, y, k1)
+        return StepInPieces(solver, error, evaluation_program(capture, y), y)
+
+    return capture.graph.program(("step", solver, key_of(error)), make)
+
+
+def saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEvaluation:
+    return capture.graph.program(("saving evaluation", wanted), lambda: SavingEvaluation(capture, wanted, y))
+
+
+def saving_programs(
+    capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
+) -> Any:
+    def make() -> Any:
+        at = saving_evaluation(capture, wanted, y)
+        if not large(capture):
+            return SavingPrograms(capture, solver, error, at, wanted, slopes, y)
+        return SavingInPieces(solver, error, at, y)
+
+    return capture.graph.program(("saving", solver, key_of(error), wanted, slopes), make)
+
+
+def pull_program(capture: Capture, solver: ExplicitRungeKutta, wanted: Wanted, y: Tensor, slopes: bool) -> Any:
+    def make() -> Any:
+        if not large(capture):
+            return PullProgram(capture, solver, wanted, y, slopes)
+        at = saving_evaluation(capture, wanted, y)
+        return PullInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
+
+    return capture.graph.program(("pull", solver, wanted, slopes), make)

@@ -1,0 +1,144 @@
+"""Compiled evaluations and steps that also keep what their pull-backs need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._field.pytree import real_dtype
+from ..._stepping.problem import Plan
+from ...norms import ErrorNorm
+from ...solvers import Solver
+from ..graph import Capture, compile_graph, split
+from .steps import Nodes, Tuned, Wanted, added, chosen_of, dense, ratio_of, replaced, tolerances, with_strides
+
+
+class SavingEvaluation:
+    """(t, y) ↦ k and what is kept; and, from that and the cotangent of k, as a `PullProgram`."""
+
+    def __init__(self, capture: Capture, wanted: Wanted, y: Tensor):
+        def joint(t: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
+            rest, adj = others[:-1], others[-1]
+
+            def evaluate(y: Tensor, *chosen: Tensor) -> Tensor:
+                return capture.evaluate(t, y, replaced(rest, wanted, chosen))
+
+            k, back = torch.func.vjp(evaluate, y, *chosen_of(rest, wanted))  # type: ignore[misc]
+            return [k, *back(adj)]
+
+        self._graph = capture.graph
+        y = dense(y)
+        self._strides = y.stride()
+        self._dtype, self._device = real_dtype(y), y.device
+        inputs = [torch.zeros((), dtype=self._dtype, device=self._device), y, *capture.rest]
+        self.halves = split(joint, inputs, [torch.zeros_like(y)], 1)
+        self.kept = self.halves.kept
+        self._run = compile_graph(self.halves.forward, inputs)
+
+    def __call__(self, t: float, y: Tensor, rest: list[Tensor]) -> Any:
+        time = torch.full((), t, dtype=self._dtype, device=self._device)
+        return self._run([time, with_strides(y, self._strides), *rest])
+
+    def _pull(self, *tensors: Tensor) -> list[Tensor]:
+        count = self.kept + 1
+        return added(self.halves.backward(*tensors[:count]), tensors[count:])
+
+    def pull(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
+        given = [*kept, adj, *sums]
+        # Made when it is first asked for: only then is it known in which memory layout things are kept.
+        return self._graph.program(("pull", self), lambda: Tuned(self._pull, given))(given)
+
+
+class SavingPrograms:
+    """Steps that also keep what their pull-backs need.
+
+    A step is cut into two: k1 = f(t0, y), and the rest of it. The first slope of a step is usually the last one of the
+    step before, which keeps what is needed for it, so that nothing is evaluated twice:
+
+        at:     as `SavingEvaluation`
+        step:   (y, k1) ↦ y1, error ratio, k_end, k2, …, what is kept of it, and of the evaluation at its end
+        pull:   what was kept of a step and of the evaluation at its start, cotangents of k1, y1 and, with `slopes`,
+                k2, k3, … ↦ as `PullProgram`
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        solver: Solver,
+        error: ErrorNorm | None,
+        at: SavingEvaluation,
+        wanted: Wanted,
+        slopes: bool,
+        y: Tensor,
+    ):
+        self._graph, self._solver, self._slopes = capture.graph, solver, slopes
+        self.at = at
+        self.nodes = Nodes(solver, y)
+        y = dense(y)
+        self._strides = y.stride()
+        self._split(capture, wanted, y)
+        self.kept = self._after.kept
+        self._step = self._compile_step(capture, error, y)
+
+    def _split(self, capture: Capture, wanted: Wanted, y: Tensor) -> None:
+        solver, nodes = self._solver, self.nodes
+        count = len(capture.rest)
+        pulled = solver.stages if self._slopes else 1  # y1, and k2, … as far as there are outputs inside
+
+        def joint(clock: Tensor, y: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
+            rest, cotangents = others[:count], others[count:]
+
+            def forward(y: Tensor, k1: Tensor, *chosen: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+                inputs = replaced(rest, wanted, chosen)
+
+                def slope(c: float, z: Tensor) -> Tensor:
+                    return capture.evaluate(nodes.time(clock, c), z, inputs)
+
+                y1, stages = solver.step(slope, clock[0], y, k1)
+                found = [y1, *stages[1:]]
+                return tuple(found[:pulled]), found
+
+            _, back, found = torch.func.vjp(forward, y, k1, *chosen_of(rest, wanted), has_aux=True)  # type: ignore[misc]
+            return [*found, *back(cotangents)]
+
+        # One tensor each: by their identity a tracer tells its inputs apart.
+        cotangents = [torch.zeros_like(y) for _ in range(pulled)]
+        inputs = [nodes.example(), y, torch.zeros_like(y), *capture.rest]
+        self._after = split(joint, inputs, cotangents, solver.stages)
+
+    def _compile_step(self, capture: Capture, error: ErrorNorm | None, y: Tensor) -> Any:
+        solver, nodes = self._solver, self.nodes
+        after, at = self._after.forward, self.at.halves.forward
+
+        def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
+            found = after(clock, y, k1, *rest)
+            (y1, *stages), kept = found[: solver.stages], list(found[solver.stages :])
+            ends = []
+            if solver.error_needs_end_slope:
+                k, *more = at(nodes.time(clock, 1.0), y1, *rest)
+                ends, kept = [k], [*kept, *more]
+            ratio = ratio_of(solver, error, clock[0], y, y1, [k1, *stages, *ends], [rtol, atol])
+            return [y1, ratio, *ends, *stages, *kept]
+
+        given = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *capture.rest]
+        return compile_graph(step, given)
+
+    def _pull(self, *tensors: Tensor) -> list[Tensor]:
+        n_step, n_both = self.kept, self.kept + self.at.kept
+        n_all = n_both + 1 + (self._solver.stages if self._slopes else 1)
+        adj_k1, *cotangents = tensors[n_both:n_all]
+        grad_y, grad_k1, *grads = self._after.backward(*tensors[:n_step], *cotangents)
+        own_y, *own = self.at.halves.backward(*tensors[n_step:n_both], grad_k1 + adj_k1)
+        both = [a + b for a, b in zip(grads, own, strict=True)]
+        return added([grad_y + own_y, *both], tensors[n_all:])
+
+    def step(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        given = with_strides(y, self._strides), with_strides(k1, self._strides)
+        return self._step([self.nodes.clock(plan), *given, *allowed, *rest])
+
+    def pull(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
+        given = [*kept, *cotangents, *sums]
+        return self._graph.program(("pull", self), lambda: Tuned(self._pull, given))(given)

@@ -1,0 +1,242 @@
+"""Programs that are compiled out of the graph of a field: an evaluation, a whole step, the pull-back of a step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._field.pytree import HALF, real_dtype
+from ..._stepping.combination import StepSize
+from ..._stepping.problem import Plan
+from ...norms import ErrorNorm
+from ...solvers import Solver
+from ..graph import Capture, compile_graph
+
+Wanted = tuple[bool, ...]
+TYPE_CODES = {torch.float32: "f", torch.float64: "d"}
+
+
+class Nodes:
+    """At which nodes of a step a program evaluates the field, in which order; found out while it is traced.
+
+    The clock is one tensor: dt, then the time at each node. On the host it is made from a plan, so that times are
+    exactly those of an eager step: on the right side of a jump, and t1 itself at the end.
+    """
+
+    def __init__(self, solver: Solver, like: Tensor):
+        self._size = 2 + solver.evaluations
+        self._dtype, self._device = real_dtype(like), like.device
+        self.evaluated: list[float] = []
+        self._index: dict[float, int] = {}
+
+    def index(self, c: float) -> int:
+        return self._index.setdefault(c, len(self._index))
+
+    def time(self, clock: Tensor, c: float) -> Tensor:
+        self.evaluated.append(c)
+        return clock[1 + self.index(c)]
+
+    def times(self, plan: Plan) -> list[float]:
+        return [plan.stage_time(c) for c in self._index]
+
+    def example(self) -> Tensor:
+        return torch.zeros(self._size, dtype=self._dtype, device=self._device)
+
+    def clock(self, plan: Plan) -> Tensor:
+        times = [plan.dt, *self.times(plan)]
+        times += [plan.t1] * (self._size - len(times))
+        if self._device.type == "cpu":  # the same in a third of the time
+            return torch.frombuffer(array(TYPE_CODES[self._dtype], times), dtype=self._dtype)
+        return torch.tensor(times, dtype=self._dtype, device=self._device)
+
+
+class EvaluationProgram:
+    """(t, y) ↦ k; as `SavingEvaluation`, but that nothing is kept."""
+
+    kept = 0
+
+    def __init__(self, capture: Capture, y: Tensor):
+        def evaluate(t: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
+            return [capture.evaluate(t, y, rest)]
+
+        y = dense(y)
+        self._strides = y.stride()
+        self._dtype, self._device = real_dtype(y), y.device
+        self._run = compile_graph(evaluate, [torch.zeros((), dtype=self._dtype, device=self._device), y, *capture.rest])
+
+    def __call__(self, t: float, y: Tensor, rest: list[Tensor]) -> Any:
+        time = torch.full((), t, dtype=self._dtype, device=self._device)
+        return self._run([time, with_strides(y, self._strides), *rest])
+
+
+def ratio_of(
+    solver: Solver,
+    error: ErrorNorm | None,
+    dt: StepSize,
+    y: Tensor,
+    y1: Tensor,
+    slopes: list[Tensor],
+    allowed: Sequence[Tensor],
+) -> Tensor:
+    """The size of the error relative to what is allowed; without error control the sum of y1, as finite as that is."""
+    if error is None:
+        return y1.sum()
+    rtol, atol = allowed
+    scale = atol + rtol * torch.maximum(y.abs(), y1.abs())
+    return error.norm(error.layout.unpack(solver.error(dt, slopes) / scale))
+
+
+class StepProgram:
+    """(y, k1) ↦ (y1, error ratio, k_end, k2, …), k_end where the error estimate reads it."""
+
+    def __init__(self, capture: Capture, solver: Solver, error: ErrorNorm | None, y: Tensor, k1: Tensor):
+        self.nodes = nodes = Nodes(solver, y)
+
+        def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
+            def slope(c: float, z: Tensor) -> Tensor:
+                return capture.evaluate(nodes.time(clock, c), z, rest)
+
+            y1, stages = solver.step(slope, clock[0], y, k1)
+            ends = [slope(1.0, y1)] if solver.error_needs_end_slope else []
+            ratio = ratio_of(solver, error, clock[0], y, y1, [*stages, *ends], [rtol, atol])
+            return [y1, ratio, *ends, *stages[1:]]
+
+        y, k1 = dense(y), dense(k1)
+        self._strides = [x.stride() for x in (y, k1)]
+        self._run = compile_graph(step, [nodes.example(), y, k1, *tolerances(error, y), *capture.rest])
+
+    def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
+        return self._run([self.nodes.clock(plan), *map(with_strides, (y, k1), self._strides), *allowed, *rest])
+
+
+class PullProgram:
+    """The pull-back of a step, which is taken again: cotangents of y1, and maybe of the slopes, to those of the inputs.
+
+    `wanted` says for which of the tensors that the field uses, besides y, there is a gradient to compute. Like every
+    pull-back here it takes the sums of those gradients so far and returns that of y, a number that is finite if all of
+    them are, and the sums with its own part added.
+    """
+
+    def __init__(self, capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool):
+        self.nodes = nodes = Nodes(solver, y)
+        count, rest_end = 1 + slopes, 1 + slopes + len(capture.rest)
+
+        def pull(clock: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
+            cotangents, rest, sums = others[:count], others[count:rest_end], others[rest_end:]
+
+            def forward(y: Tensor, *chosen: Tensor) -> tuple[Tensor, ...]:
+                inputs = replaced(rest, wanted, chosen)
+
+                def slope(c: float, z: Tensor) -> Tensor:
+                    return capture.evaluate(nodes.time(clock, c), z, inputs)
+
+                y1, stages = solver.step(slope, clock[0], y, slope(0.0, y))
+                if not slopes:
+                    return (y1,)
+                reads_end = len(solver.interpolant) > len(stages)
+                return y1, torch.stack([*stages, slope(1.0, y1)] if reads_end else stages)
+
+            _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
+            return added(back(cotangents), sums)
+
+        y = dense(y)
+        cotangents = [torch.zeros_like(y)]
+        if slopes:
+            cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
+        self._run = Tuned(pull, [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)])
+
+    def __call__(
+        self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor], sums: Sequence[Tensor]
+    ) -> Any:
+        return self._run([self.nodes.clock(plan), y, *cotangents, *rest, *sums])
+
+    @property
+    def evaluated(self) -> list[float]:
+        """The nodes at which the field is evaluated."""
+        return self.nodes.evaluated
+
+
+class Tuned:
+    """A program for the memory layouts of the tensors that it is first given."""
+
+    def __init__(self, function: Callable[..., list[Tensor]], given: Sequence[Tensor]):
+        self._strides = [x.stride() for x in given]
+        self._run = compile_graph(function, [x.detach() for x in given])
+
+    def __call__(self, given: list[Tensor]) -> Any:
+        if [x.stride() for x in given] != self._strides:
+            given = [with_strides(x, strides) for x, strides in zip(given, self._strides, strict=True)]
+        return self._run(given)
+
+
+def key_of(error: ErrorNorm | None) -> Hashable:
+    """What of an error norm is part of a program."""
+    return None if error is None else (error.norm, error.layout)
+
+
+def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:
+    return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, y))
+
+
+def nodes_of(solver: Solver, like: Tensor) -> Nodes:
+    """The nodes of a step whose first slope is known, in order."""
+    nodes = Nodes(solver, like)
+
+    def slope(c: float, y: Tensor) -> Tensor:
+        nodes.evaluated.append(c)
+        nodes.index(c)
+        return y
+
+    y = torch.zeros(1)
+    y1, _ = solver.step(slope, 0.0, y, y)
+    if solver.error_needs_end_slope:
+        slope(1.0, y1)
+    return nodes
+
+
+def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:
+    """rtol and atol as tensors, so that another tolerance is no other program."""
+    dtype = real_dtype(like)
+    if error is None:
+        return [torch.zeros((), dtype=dtype, device=like.device) for _ in range(2)]
+    rtol = error.rtol
+    return [rtol if isinstance(rtol, Tensor) else torch.full((), rtol, dtype=dtype, device=like.device), error.atol]
+
+
+def chosen_of(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    return [x for x, want in zip(rest, wanted, strict=True) if want]
+
+
+def no_sums(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    """Sums of gradients before there are any. Many small ones would be lost in half precision."""
+    chosen = chosen_of(rest, wanted)
+    return [torch.zeros_like(x, dtype=torch.float32 if x.dtype in HALF else x.dtype) for x in chosen]
+
+
+def added(grads: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of y, a number that is finite if all are, and the sums with the other gradients added."""
+    totals = [s + g for s, g in zip(sums, grads[1:], strict=True)]
+    alive = sum((x.sum() for x in totals), grads[0].sum())
+    return [grads[0], alive, *totals]
+
+
+def replaced(rest: Sequence[Tensor], wanted: Sequence[bool], chosen: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors with others in place of the wanted ones."""
+    own = iter(chosen)
+    return [next(own) if want else x for x, want in zip(rest, wanted, strict=True)]
+
+
+def dense(x: Tensor) -> Tensor:
+    """Without gaps in memory, the order of its dimensions kept."""
+    return with_strides(x, torch.empty_like(x).stride())
+
+
+def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """In the memory layout for which a program was compiled."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -1,0 +1,302 @@
+"""Checks of what a user passes to `solve`: each says which argument, what was found, what is expected."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from numbers import Real
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import norms
+from ..controllers import Controller, Integral
+from ..errors import ToleranceWarning, warn
+from ..norms import ErrorNorm, Norm
+from ..solvers import BY_NAME, Solver
+from .pytree import Layout, flatten, real_dtype, same_nesting
+
+#: Default (rtol, atol) by the real dtype of the state. Half precision is integrated in float32, but the field answers
+#: with two or three digits.
+DEFAULT_TOLERANCES = {
+    torch.float64: (1e-6, 1e-8),
+    torch.float32: (1e-4, 1e-6),
+    torch.float16: (1e-2, 1e-4),
+    torch.bfloat16: (1e-2, 1e-4),
+}
+
+
+def check_field(field: Any) -> None:
+    if not callable(field):
+        raise TypeError(f"field: expected a callable field(t, y, *args), found {type(field).__name__}")
+
+
+def check_state(y0: Any) -> Layout:
+    """The layout of y0: tensors of one floating or complex dtype on one device."""
+    leaves, _ = flatten(y0, "y0")
+    if not leaves:
+        raise ValueError(f"y0: expected at least one tensor, found an empty {type(y0).__name__}")
+    for name, leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"{name}: expected a tensor, found {type(leaf).__name__}")
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            raise TypeError(f"{name}: expected a floating-point or complex dtype, found {leaf.dtype}")
+        if real_dtype(leaf) not in DEFAULT_TOLERANCES or leaf.dtype == torch.complex32:
+            raise TypeError(
+                f"{name}: expected float32, float64, bfloat16, float16, complex64 or complex128, found {leaf.dtype}"
+            )
+    first_name, first = leaves[0]
+    for name, leaf in leaves[1:]:
+        if leaf.dtype != first.dtype:
+            raise TypeError(
+                f"y0: expected one dtype throughout, found {first.dtype} in {first_name} and {leaf.dtype} in {name}"
+            )
+        if leaf.device != first.device:
+            raise ValueError(
+                f"y0: expected one device throughout, found {first.device} in {first_name} and {leaf.device} in {name}"
+            )
+    if all(leaf.numel() == 0 for _, leaf in leaves):
+        raise ValueError("y0: expected at least one element, found none")
+    return Layout.of(y0, "y0")
+
+
+def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
+    """ts as a tensor and on the host."""
+    given = ts
+    if not isinstance(ts, Tensor):
+        ts = _times_tensor(ts, "ts: expected a 1-D tensor or a sequence of times")
+        if like.device.type != "cpu" and not ts.requires_grad:
+            ts = ts.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)
+    if ts.ndim != 1 or ts.numel() == 0:
+        raise ValueError(f"ts: expected shape (n,) with n >= 1, found {tuple(ts.shape)}")
+    if ts.is_complex() or ts.dtype == torch.bool:
+        raise TypeError(f"ts: expected real times, found {ts.dtype}")
+    try:
+        times = tuple(float(t) for t in ts.tolist())
+    except RuntimeError as error:
+        raise ValueError("ts: cannot be mapped over by torch.func.vmap; every solve has its own loop") from error
+    if not ts.is_floating_point():
+        ts = ts.to(torch.float64 if ts.device.type != "mps" else torch.float32)
+    for i, t in enumerate(times):
+        if not math.isfinite(t):
+            raise ValueError(f"ts[{i}]: expected a finite time, found {t}")
+    rising = times[-1] >= times[0]
+    for i, (a, b) in enumerate(itertools.pairwise(times)):
+        if (b < a) if rising else (b > a):
+            way = "increasing" if rising else "decreasing"
+            raise ValueError(f"ts: expected monotone times; they are {way} overall, but ts[{i + 1}] = {b} after {a}")
+    if len(times) > 1 and times[0] == times[-1] and ts.requires_grad:
+        raise ValueError("ts: all times are the same, so no step is taken and ts has no gradient; pass ts.detach()")
+    # Our own: what the caller does to theirs afterwards is their business.
+    return (ts.clone() if ts is given else ts), times
+
+
+def _times_tensor(times: Any, expected: str) -> Tensor:
+    """A tensor out of a sequence of numbers or 0-d tensors, whose gradients are kept."""
+    if not isinstance(times, str | bytes | dict) and isinstance(times, Iterable):
+        values = list(times)
+        if all((isinstance(t, Tensor) and t.ndim == 0) or _is_real(t) for t in values):
+            if not any(isinstance(t, Tensor) for t in values):
+                return torch.tensor(values, dtype=torch.float64)
+            return torch.stack([torch.as_tensor(t, dtype=torch.float64) for t in values])
+    raise TypeError(f"{expected}, found {type(times).__name__}")
+
+
+def check_solver(solver: Any) -> Solver:
+    if isinstance(solver, Solver):
+        return solver
+    if isinstance(solver, type) and issubclass(solver, Solver):
+        raise TypeError(f"solver: expected an object, found the class {solver.__name__}; pass {solver.__name__}()")
+    if not isinstance(solver, str):
+        raise TypeError(f"solver: expected a name or a Solver, found {type(solver).__name__}")
+    if solver not in BY_NAME:
+        near = [name for name in BY_NAME if name.startswith(solver.lower())] if solver else []
+        near = near or difflib.get_close_matches(solver.lower(), BY_NAME, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"solver: unknown name {solver!r}{hint} Known: {', '.join(BY_NAME)}")
+    return BY_NAME[solver]()
+
+
+def check_controller(controller: Any, solver: Solver) -> Controller:
+    if controller is None:
+        if solver.error_order is None:
+            raise ValueError(
+                f"controller: solver {solver.name!r} has no error estimate and needs one, "
+                "such as controller=sn.FixedStep(0.1)"
+            )
+        return Integral()
+    if not isinstance(controller, Controller):
+        raise TypeError(f"controller: expected a Controller, found {found(controller)}")
+    if controller.adaptive and solver.error_order is None:
+        raise ValueError(
+            f"controller: {type(controller).__name__} needs an error estimate, which solver {solver.name!r} "
+            "does not have; use sn.FixedStep or an adaptive solver such as 'dopri5'"
+        )
+    return controller
+
+
+def check_jumps(jumps: Any) -> tuple[float, ...]:
+    if jumps is None:
+        return ()
+    tensor = jumps if isinstance(jumps, Tensor) else _times_tensor(jumps, "jumps: expected a sequence of times")
+    if tensor.requires_grad:
+        raise ValueError("jumps: gradients with respect to jump times are not computed; pass jumps.detach()")
+    if tensor.ndim != 1:
+        raise ValueError(f"jumps: expected shape (n,), found {tuple(tensor.shape)}")
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"jumps: expected a sequence of times, found Tensor of {tensor.dtype}")
+    values = [float(t) for t in tensor.detach().flatten().tolist()]
+    for i, t in enumerate(values):
+        if not math.isfinite(t):
+            raise ValueError(f"jumps[{i}]: expected a finite time, found {t}")
+    return tuple(sorted(set(values)))
+
+
+def check_error_norm(
+    norm: Any, rtol: Any, atol: Any, y0: Any, layout: Layout, like: Tensor, controller: Controller
+) -> ErrorNorm | None:
+    """Tolerances and norm of error control; `None` where there is none."""
+    if not controller.adaptive:
+        for name, value in (("rtol", rtol), ("atol", atol), ("norm", norm)):
+            if value is not None:
+                raise ValueError(f"{name}: does nothing with {type(controller).__name__}, which ignores the error")
+        return None
+    leaf = flatten(y0)[0][0][1]
+    checked = check_tolerances(rtol, atol, DEFAULT_TOLERANCES[real_dtype(leaf)], y0, layout, like)
+    return ErrorNorm(layout, check_norm(norm, layout), *checked, like)
+
+
+def check_tolerances(
+    rtol: Any, atol: Any, defaults: tuple[Any, Any], y0: Any, layout: Layout, like: Tensor
+) -> tuple[float | Tensor, float | Tensor]:
+    """Both tolerances, as numbers or flat like the state."""
+    checked_r = _tolerance("rtol", rtol, defaults[0], y0, layout, like)
+    checked_a = _tolerance("atol", atol, defaults[1], y0, layout, like)
+    nothing = checked_r + checked_a == 0.0
+    if bool(nothing.any()) if isinstance(nothing, Tensor) else nothing:
+        raise ValueError("rtol, atol: expected at least one above zero, found both zero")
+    if rtol is not None:
+        _warn_if_too_tight(checked_r, like)
+    return checked_r, checked_a
+
+
+def check_norm(norm: Any, layout: Layout) -> Norm:
+    if norm is None:
+        return norms.mixed_per_tensor if not layout.single else norms.rms
+    if isinstance(norm, str):
+        if norm == "auto":  # to be narrowed down once the field has been looked at
+            return check_norm(None, layout)
+        if norm in norms.FORWARD:
+            return norms.FORWARD[norm]
+        if norm in norms.BACKWARD:
+            raise ValueError(
+                f"norm: {norm!r} reads the segments of an adjoint state, which the forward pass does not have; "
+                f"expected one of {', '.join(norms.FORWARD)} or a callable"
+            )
+        raise ValueError(f"norm: expected one of {', '.join(norms.FORWARD)}, auto or a callable, found {norm!r}")
+    if not callable(norm):
+        raise TypeError(f"norm: expected a name or a callable, found {type(norm).__name__}")
+    return cast(Norm, norm)
+
+
+def check_integrals(norm: Any, layout: Layout) -> tuple[bool, ...]:
+    """Which leaves a norm says are only integrals; none if it says nothing of the kind."""
+    if not isinstance(norm, norms.Without):
+        return ()
+    if len(norm.integrals) != len(layout.names):
+        raise ValueError(
+            f"norm: Without() expects one flag for each of the {len(layout.names)} leaves of y0 "
+            f"({', '.join(layout.names)}), found {len(norm.integrals)}"
+        )
+    return norm.integrals
+
+
+def _tolerance(name: str, value: Any, default: Any, y0: Any, layout: Layout, like: Tensor) -> float | Tensor:
+    if value is None:
+        return default
+    if _is_real(value) and not (isinstance(value, Tensor) and value.ndim > 0):
+        return _checked_number(name, float(value))
+    if not same_nesting(y0, value) or (layout.single and not _is_real(value)):
+        raise TypeError(f"{name}: expected a number or the nesting of y0, found {type(value).__name__}")
+    leaves = []
+    for (path, leaf), shape in zip(flatten(value, name, layout.node)[0], layout.shapes, strict=True):
+        if not _is_real(leaf):
+            raise TypeError(f"{path}: expected a number or a real tensor, found {type(leaf).__name__}")
+        given = torch.as_tensor(leaf, dtype=real_dtype(like), device=like.device)
+        if not bool(((given >= 0) & torch.isfinite(given)).all()):
+            raise ValueError(f"{path}: expected a finite number of at least 0, found {leaf}")
+        try:
+            leaves.append(given.expand(shape))
+        except RuntimeError:
+            raise ValueError(
+                f"{path}: expected a shape that broadcasts to {tuple(shape)}, found {tuple(given.shape)}"
+            ) from None
+    return layout.join(leaves)
+
+
+def _is_real(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_complex() and value.dtype != torch.bool
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_number(name: str, value: Any) -> float:
+    if not _is_real(value) or (isinstance(value, Tensor) and value.ndim > 0):
+        raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
+    return _checked_number(name, float(value))
+
+
+def _checked_number(name: str, value: float) -> float:
+    if not (value >= 0.0 and math.isfinite(value)):
+        raise ValueError(f"{name}: expected a finite number of at least 0, found {value}")
+    return value
+
+
+def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
+    smallest = rtol
+    if isinstance(rtol, Tensor):
+        smallest = float(rtol[rtol > 0].min()) if bool((rtol > 0).any()) else 0.0
+    limit = 4 * torch.finfo(like.dtype).eps
+    if 0.0 < smallest < limit:  # none at all is absolute control, which is fine
+        warn(
+            f"rtol = {smallest:g} is below {limit:.2g}, four times the rounding error of {like.dtype}: the solver "
+            "would chase rounding noise. Use a looser rtol or a wider dtype.",
+            ToleranceWarning,
+        )
+
+
+def check_save(save: Any) -> tuple[str, Callable[[Tensor, Any], Any] | None]:
+    """Where to save, and a function to apply there."""
+    if callable(save):
+        return "ts", save
+    if save not in ("ts", "last", "steps"):
+        raise ValueError(f"save: expected 'ts', 'last', 'steps' or a callable save(t, y), found {save!r}")
+    return save, None
+
+
+def check_args(args: Any) -> tuple[Any, ...]:
+    if not isinstance(args, tuple | list):
+        raise TypeError(
+            f"args: expected a tuple of extra arguments for the field, found {type(args).__name__}; "
+            "for a single one write args=(x,)"
+        )
+    return tuple(args)
+
+
+def check_count(name: str, count: Any, least: int = 1) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, found {count!r}")
+    return count
+
+
+def check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: expected True or False, found {value!r}")
+
+
+def found(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__

@@ -1,0 +1,1 @@
+"""Detection of leaves that are plain integrals, and the norm that leaves them out."""

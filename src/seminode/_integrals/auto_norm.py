@@ -1,0 +1,109 @@
+"""norm="auto": only leaves that are an ODE steer the solver; plain integrals along the solution do not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .._field.capture import reachable
+from .._field.pytree import real_dtype
+from .._stepping.observers import Observer
+from .._stepping.problem import Forward, Problem
+from ..norms import ErrorNorm, Without
+from .detect import Reader, looked_at
+
+if TYPE_CHECKING:
+    from .._stepping.engine import Step
+
+Mask = tuple[bool, ...]
+
+#: What was found about fields before, by the nesting and shapes of their state. It is looked at again in every solve.
+_KNOWN: WeakKeyDictionary[Any, dict[Any, Mask]] = WeakKeyDictionary()
+
+
+class LeafRead(Exception):
+    """A leaf that was taken for an integral is read after all."""
+
+    def __init__(self, mask: Mask):
+        super().__init__()
+        self.mask = mask
+
+
+class Recheck(Observer):
+    """Looks again after one, two, four, eight, … accepted steps: a field may begin to read a leaf at any time."""
+
+    def __init__(self, problem: Problem):
+        self._problem = problem
+        self._count = 0
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._count += 1
+        if self._count & (self._count - 1) == 0 or step.plan.final:
+            look_again(self._problem, step.plan.t1, step.y1)
+
+
+def look_again(problem: Problem, t: float, y: Tensor) -> None:
+    """Raise `LeafRead` if the field reads one of the integrals at this time and state."""
+    layout, reader, mask = problem.field.layout, problem.reader, problem.integrals
+    time = torch.tensor(t, dtype=real_dtype(y), device=y.device)
+    state = layout.unpack(y.detach().to(problem.field.dtype))
+    with torch.no_grad():
+        if not reader.still_unread(time, state, mask):
+            found = tuple(reader.unread(time, state, mask))
+            # Where all of them together leave a trace and none of them alone does, none is to be trusted.
+            raise LeafRead(found if found != mask else (False,) * len(mask))
+
+
+def ignoring_integrals(problem: Problem, run: Callable[[Problem], Forward]) -> Forward:
+    """Run a problem with an error norm that leaves out integrals; if one turns out to be read, start again with it."""
+    if torch._C._are_functorch_transforms_active():
+        raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
+    assert problem.error is not None
+    field, error = problem.field, problem.error
+    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach)[0])
+    mask = _known(problem)
+    places: Sequence[float] = ()
+    if mask is None:
+        mask, places = _first_look(problem, reader), looked_at(problem.times)
+    while True:
+        steered = replace(problem, integrals=mask, reader=reader)
+        if any(mask):
+            norm = Without(mask)
+            steered = replace(steered, error=ErrorNorm(field.layout, norm, error.rtol, error.atol, problem.y0))
+        try:
+            for t in places if any(mask) else ():
+                look_again(steered, t, problem.y0)
+            result = run(steered)
+        except LeafRead as read:
+            mask = read.mask
+            _remember(problem, mask)
+            continue
+        return result._replace(stats=replace(result.stats, checks=reader.evaluations))
+
+
+def _known(problem: Problem) -> Mask | None:
+    field = problem.field
+    with contextlib.suppress(TypeError):  # what cannot be referred to weakly is not remembered
+        return _KNOWN.get(field.func, {}).get((field.layout, field.dtype))
+    return None
+
+
+def _first_look(problem: Problem, reader: Reader) -> Mask:
+    field, y0 = problem.field, problem.y0
+    time = torch.tensor(problem.times[0], dtype=real_dtype(y0), device=y0.device)
+    with torch.no_grad():
+        mask = tuple(reader.unread(time, field.layout.unpack(y0.detach().to(field.dtype))))
+    mask = mask if not all(mask) else (False,) * len(mask)  # something must steer
+    _remember(problem, mask)
+    return mask
+
+
+def _remember(problem: Problem, mask: Mask) -> None:
+    with contextlib.suppress(TypeError):
+        _KNOWN.setdefault(problem.field.func, {})[problem.field.layout, problem.field.dtype] = mask

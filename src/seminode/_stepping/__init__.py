@@ -1,0 +1,1 @@
+"""The loop that takes steps, and everything a step is made of."""

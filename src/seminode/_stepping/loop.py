@@ -1,0 +1,145 @@
+"""The one stepping loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from .._field.pytree import Layout, is_finite
+from ..controllers import first_step
+from ..errors import MaxStepsReached, NonFiniteState, StepSizeUnderflow
+from ..norms import ErrorNorm
+from .engine import Eager, Step
+from .observers import Observer
+from .problem import Plan
+from .schedule import Pace
+
+
+class PaceLike(Protocol):
+    """Where the loop gets its plans from."""
+
+    @property
+    def smallest(self) -> float: ...
+    def next(self) -> Plan | None: ...
+    def judge(self, plan: Plan, ratio: float) -> bool: ...
+
+
+def integrate(
+    engine: Eager,
+    pace: PaceLike,
+    y: Tensor,
+    observers: Sequence[Observer],
+    *,
+    k1: Tensor | None = None,
+    error: ErrorNorm | None = None,
+    max_steps: float = math.inf,
+    check: bool = True,
+) -> Tensor:
+    """Step from y (what the solver carries) to the end of the pace; observers see every step. Returns the last one.
+
+    `error=None` takes steps as they come; then `check` has each one tested for NaN and infinity, as the error norm does
+    otherwise. `max_steps` limits the attempts that the engine's tally counts, over several calls if it is the same.
+    """
+    k = k1
+    ratio, last = math.nan, None
+    while (plan := pace.next()) is not None:
+        if engine.tally.attempts >= max_steps:
+            _too_many_steps(plan, max_steps)
+        if not plan.landing and abs(plan.dt) < pace.smallest:
+            _underflow(engine, plan, last, error, ratio)
+        step = engine.step(plan, y, k)
+        if error is not None:
+            ratio = step.ratio(error)
+        elif check:
+            _check_finite(engine, step)
+        if pace.judge(plan, ratio):
+            for observer in observers:
+                observer.accepted(step, ratio)
+            y, last = step.end, None
+            k = None if plan.crosses_jump else step.known_end_slope
+        else:
+            for observer in observers:
+                observer.rejected(step, ratio)
+            k, last = step.stages[0], step
+        del step  # its slopes must not stay while the next one's are computed
+    return y
+
+
+def select_first_step(engine: Eager, pace: Pace, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
+    """Set the pace's first step from the problem, at the cost of one evaluation."""
+
+    def probe(h: float) -> tuple[float, Tensor]:
+        plan = pace.plan(h)
+        return abs(plan.dt), engine.slope(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt))
+
+    with torch.no_grad():
+        y, k1 = y.detach(), k1.detach()
+        pace.begin(first_step(y, k1, error, order, probe))
+
+
+def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:
+    """Refuse a NaN or an infinity in y0 or in the field there, before any step is tried."""
+    for what, x in (("y0", y), ("field(t0, y0)", k1)):
+        if x is not None and not is_finite(x):
+            leaf = layout.culprit(x)
+            raise NonFiniteState(f"{what} holds a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf)
+
+
+def _check_finite(engine: Eager, step: Step) -> None:
+    if not step.is_finite():
+        plan, leaf = step.plan, engine.layout.culprit(step.y1.detach())
+        raise NonFiniteState(
+            f"the state became NaN or infinite at t = {plan.t1:g} (leaf {leaf}, dt = {plan.dt:g}). "
+            "Try smaller steps, or an adaptive solver.",
+            t=plan.t1,
+            dt=plan.dt,
+            leaf=leaf,
+        )
+
+
+def _too_many_steps(plan: Plan, max_steps: float) -> NoReturn:
+    raise MaxStepsReached(
+        f"{max_steps:.0f} steps were tried and the solve has only come to t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
+        "problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or look for a field that "
+        "grows without bound.",
+        t=plan.t0,
+        dt=plan.dt,
+    )
+
+
+def _underflow(engine: Eager, plan: Plan, last: Step | None, error: ErrorNorm | None, ratio: float) -> NoReturn:
+    """`last` is the step that has just been rejected, if one was."""
+    layout, leaf = engine.layout, None
+    if last is not None and not math.isfinite(ratio):
+        bad = last.y1 if not is_finite(last.y1) else last.slopes()[-1]
+        leaf = layout.culprit(bad.detach())
+        raise NonFiniteState(
+            f"just after t = {plan.t0:g} the field or the state is NaN or infinite, however small the step "
+            f"(leaf {leaf}, dt = {plan.dt:.3g}). The solution may blow up there, or the field is not defined.",
+            t=plan.t0,
+            dt=plan.dt,
+            leaf=leaf,
+        )
+    if error is None:
+        raise StepSizeUnderflow(
+            f"at t = {plan.t0:g} a step of {plan.dt:.3g} is too small to move the clock; take a larger dt",
+            t=plan.t0,
+            dt=plan.dt,
+        )
+    misses = "has an error right at the tolerance"
+    if last is not None:
+        leaf = error.worst_leaf(last.error().detach(), last.y0.detach(), last.y1.detach())
+        plan = last.plan
+        misses = f"of {plan.dt:.3g} misses the tolerance by a factor of {ratio:.3g}"
+    raise StepSizeUnderflow(
+        f"at t = {plan.t0:g} a step {misses}{f' (leaf {leaf} is worst)' if leaf else ''}, and the next would be too "
+        "small to move the clock or below dt_min. Try a looser rtol or atol, float64, a `jumps=` entry if the field is "
+        "discontinuous here, or check that the solution does not blow up.",
+        t=plan.t0,
+        dt=plan.dt,
+        leaf=leaf,
+    )

@@ -1,0 +1,174 @@
+"""Where each step starts and ends: a controller's proposals made into plans that land where they must.
+
+Times here are host floats (float64) in the solve's own direction: s = t for a forward solve, s = −t for a backward one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..controllers import Controller
+from .problem import Plan
+
+
+class Place(NamedTuple):
+    """Somewhere a step must end."""
+
+    s: float
+    is_jump: bool
+    is_end: bool
+
+
+class Pace:
+    """Turns a controller's proposals into plans: where each step starts and ends.
+
+    A step that would reach the next place, or stop short of it by rounding only, ends exactly on it. With
+    `land=False` the end is no such place: the last step runs past it, as far as it likes.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        order: int,
+        times: Sequence[float],
+        jumps: Sequence[float],
+        dtype: torch.dtype,
+        land: bool = True,
+        step_to: Sequence[float] = (),
+    ):
+        self.controller = controller
+        self._order = order
+        self._sign = -1.0 if times[-1] < times[0] else 1.0
+        self._dtype = dtype
+        self._s, self._end = self._sign * times[0], self._sign * times[-1]
+        marks = {self._sign * t: False for t in (*controller.step_to, *step_to)} | {self._sign * t: True for t in jumps}
+        self._on_jump = marks.get(self._s, False)
+        if land:
+            marks.setdefault(self._end, False)
+        last = self._end if land else math.inf
+        self._places = [
+            Place(s, is_jump, land and s == self._end) for s, is_jump in sorted(marks.items()) if self._s < s <= last
+        ]
+        if not land:
+            self._places.append(Place(math.inf, is_jump=False, is_end=False))
+        self._span = self._end - self._s
+        # A clock that began at 1 cannot end on 0 to the last digit of a number near 0.
+        self._resolution = _rounding(self._s, self._end)
+        self._carry = 0.0  # what rounding has kept from the clock so far
+        self._next = 0
+        self._floating = True
+        self._proposal, self._history = controller.first()
+        self._start_history = self._history
+        self._carried = self._proposal
+
+    @property
+    def unset(self) -> bool:
+        """Whether the first step is still to be selected."""
+        return self._proposal is None
+
+    @property
+    def carried(self) -> float | None:
+        """The step to go on with after a restart: a step that was cut short to land somewhere does not enlarge it."""
+        return self._carried
+
+    @property
+    def smallest(self) -> float:
+        """Below this a step cannot move the clock, or is not wanted."""
+        # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
+        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self._span)
+        return max(finest, self.controller.dt_min * (1.0 - 1e-12))
+
+    def begin(self, proposal: float) -> None:
+        """Set the first step."""
+        self._proposal = min(max(proposal, 2.0 * self.smallest), self.controller.dt_max)
+
+    def next(self) -> Plan | None:
+        """The next step, or `None` at the end."""
+        if self._s >= self._end:
+            return None
+        assert self._proposal is not None
+        return self.plan(self._proposal)
+
+    def plan(self, proposal: float) -> Plan:
+        """A step of the proposed length from where we are, landing on the next place if it would reach it.
+
+        Its dt is what the clock really moves by; what rounding took from it is added to the next (Kahan's sum), so
+        that a thousand steps of 0.01 make 10.
+        """
+        place = self._places[self._next]
+        s1 = self._s + (proposal + self._carry)
+        near = max(_rounding(self._s, place.s), self._resolution)
+        landing = place.s < math.inf and s1 >= place.s - near
+        if landing:
+            s1 = place.s
+        t0, t1 = self._sign * self._s, self._sign * s1
+        plan = Plan(t0, t1, t1 - t0, proposal, self._floating, landing, landing and place.is_end)
+        if self._on_jump or (landing and place.is_jump):
+            return self._guarded(plan, landing and place.is_jump)
+        return plan
+
+    def judge(self, plan: Plan, ratio: float) -> bool:
+        """Accept or reject a step, and move on if it is accepted."""
+        assert self._history is not None
+        # The proposal itself, not what the clock made of it: near its resolution the two may differ for ever.
+        taken = abs(plan.dt) if plan.landing else plan.proposal
+        verdict = self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
+        self._proposal, self._history = verdict.proposal, verdict.history
+        if verdict.accept:
+            self._carried = min(verdict.proposal, plan.proposal) if plan.landing else verdict.proposal
+            self._carry = 0.0 if plan.landing else plan.proposal + self._carry - abs(plan.dt)
+            self._s = self._sign * plan.t1
+            self._on_jump = False
+            if plan.landing:
+                self._on_jump = self._places[self._next].is_jump
+                self._next += 1
+                self._floating = False
+            if self._on_jump and self.controller.adaptive:
+                self._history = self._start_history  # the trend of the error ends at a jump
+        return verdict.accept
+
+    def _guarded(self, plan: Plan, ends_on_jump: bool) -> Plan:
+        """Keep the times of the field's evaluations on the right side of jumps at the ends of the step."""
+        lowest, highest = plan.lowest, plan.highest
+        if self._on_jump:
+            below, above = neighbours(plan.t0, self._dtype)
+            lowest, highest = (above, highest) if self._sign > 0 else (lowest, below)
+        if ends_on_jump:
+            below, above = neighbours(plan.t1, self._dtype)
+            lowest, highest = (lowest, below) if self._sign > 0 else (above, highest)
+        crosses = ends_on_jump and not plan.final
+        return plan._replace(lowest=lowest, highest=highest, crosses_jump=crosses)
+
+
+def _rounding(a: float, b: float) -> float:
+    """A few times the distance of neighbouring floats between a and b."""
+    return 4.0 * math.ulp(max(abs(a), abs(b)))
+
+
+def neighbours(t: float, dtype: torch.dtype) -> tuple[float, float]:
+    """The floats just below and just above t in the dtype in which the field sees time."""
+    if dtype == torch.float64:
+        return math.nextafter(t, -math.inf), math.nextafter(t, math.inf)
+    at = torch.tensor(t, dtype=dtype)
+    ends = torch.tensor([-math.inf, math.inf], dtype=dtype)
+    below, above = torch.nextafter(at.expand(2), ends).tolist()
+    return below, above
+
+
+class RecordedPace:
+    """Follows plans that were made before; every step is accepted."""
+
+    smallest = 0.0
+
+    def __init__(self, plans: Sequence[Plan]):
+        self._plans = iter(plans)
+
+    def next(self) -> Plan | None:
+        return next(self._plans, None)
+
+    def judge(self, plan: Plan, ratio: float) -> bool:
+        return True

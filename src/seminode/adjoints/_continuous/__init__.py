@@ -1,0 +1,1 @@
+"""What adjoints that solve the adjoint equation share."""

@@ -1,0 +1,274 @@
+"""The adjoint equation in compiled programs: its slope, a whole step of it, and the parameter integral over a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._compile.engine import FusedStep, warn_of
+from ..._compile.graph import Capture, NotCompiled
+from ..._compile.programs import Tuned, chosen_of, key_of, large, nodes_of, ratio_of, replaced, tolerances
+from ..._field.pytree import real_dtype
+from ..._stepping.combination import combine, sparse
+from ..._stepping.engine import Step
+from ..._stepping.interpolation import weights_at
+from ..._stepping.problem import Plan
+from ...norms import ErrorNorm
+from ...solvers import Solver
+from .parameter_integral import Sums, sample_stride, sampled
+from .quadrature_rules import Rule
+from .system import AdjointEngine, AdjointSystem
+
+
+class Folded(NamedTuple):
+    """What a program makes of the parameter gradients at its evaluations, one tensor for each of the targets."""
+
+    total: Sequence[Tensor | None]  # weighted and summed
+    difference: Sequence[Tensor | None]  # the same for the error estimate, of a sample of the entries
+    last: Sequence[Tensor | None] | None  # at the last of them
+
+
+class AdjointPrograms:
+    """Programs for one backward solve; they themselves are kept with the graph of the field.
+
+    `keys` are the ids of the targets, `wanted` says which inputs of the graph they are: a target that the field does
+    not use is none of them.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        system: AdjointSystem,
+        solver: Solver,
+        error: ErrorNorm | None,
+        keys: Sequence[int],
+        wanted: tuple[bool, ...],
+        like: Tensor,
+    ):
+        self._capture, self._system, self.solver, self._error = capture, system, solver, error
+        self._rest = capture.rest
+        self._wanted = wanted
+        #: A program for each evaluation: one for a whole step would take too long to compile.
+        self.pieces = large(capture)
+        chosen = chosen_of(self._rest, wanted)
+        ids = [id(x) for x in chosen]
+        self._places = [ids.index(key) if key in ids else None for key in keys]
+        self._strides = [sample_stride(x) for x in chosen]
+        self._dtype, self._device = real_dtype(like), like.device
+        self._in_state, self._sourced = system.integrals_in_state, system.source is not None
+        shapes = tuple(x.shape for x in system.targets)
+        self._key = (system.reduction.key, wanted, tuple(self._places), shapes, self._in_state, self._sourced)
+
+    def _slope(
+        self, t: Tensor, w: Tensor, given: Tensor | None, wholes: Sequence[Tensor], rest: Sequence[Tensor], params: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The slope of [z, a_z], and aᵀ∂f/∂θ; `given` is z where it is not solved for."""
+        system = self._system
+        wanted = self._wanted if params or self._in_state else (False,) * len(rest)
+        z, a = system.split(w, *wholes)
+        z = z if given is None else given
+
+        def evaluate(z: Tensor, *chosen: Tensor) -> Tensor:
+            return self._capture.evaluate(t, z, replaced(rest, wanted, chosen))
+
+        f, back = torch.func.vjp(evaluate, z, *chosen_of(rest, wanted))  # type: ignore[misc]
+        grad_z, *grads = back(a)
+        parts = [system.reduction.reduce(f), -system.reduction.reduce(grad_z)]
+        if self._in_state:
+            found = self._by_target(grads)
+            pairs = zip(found, system.targets, strict=True)
+            parts += [z.new_zeros(x.numel()) if g is None else -g.reshape(-1).to(z.dtype) for g, x in pairs]
+        return torch.cat(parts), grads if params else []
+
+    def _by_target(self, grads: Sequence[Any]) -> list[Any]:
+        return [None if place is None else grads[place] for place in self._places]
+
+    def _sampled(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        return sampled(grads, self._strides)
+
+    def _sum(self, weights: Sequence[Any], grads: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Σ wᵢgᵢ for each tensor; weights of zero are left out."""
+        pairs = [(w, g) for w, g in zip(weights, grads, strict=True) if not (isinstance(w, float) and w == 0.0)]
+        if not pairs:
+            return [torch.zeros_like(x) for x in grads[0]]
+        columns = zip(*(g for _, g in pairs), strict=True)
+        factors = [w for w, _ in pairs]
+        scaled = ([w * x for w, x in zip(factors, column, strict=True)] for column in columns)
+        return [functools.reduce(torch.add, terms) for terms in scaled]
+
+    def _given(self, times: Sequence[float]) -> list[Tensor]:
+        """z at these times, stacked, where it is not solved for."""
+        source = self._system.source
+        return [] if source is None else [torch.stack([source(t) for t in times])]
+
+    def _wholes(self) -> list[Tensor]:
+        return [self._system.z, self._system.a]
+
+    def _program(self, name: str, more: Any, function: Any, inputs: list[Tensor]) -> Any:
+        key = "adjoint", name, self._key, more
+        return self._capture.graph.program(key, lambda: Tuned(function, inputs))
+
+    def start(self, t: float, w: Tensor, params: bool) -> tuple[Tensor, list[Tensor | None]]:
+        """The slope at one place and, with `params`, the gradients of the targets."""
+        sourced = int(self._sourced)
+
+        def function(t: Tensor, w: Tensor, *others: Tensor) -> list[Tensor]:
+            wholes, given, rest = others[:2], others[2 : 2 + sourced], others[2 + sourced :]
+            k, grads = self._slope(t, w, given[0][0] if given else None, wholes, rest, params)
+            return [k, *grads]
+
+        time = torch.full((), t, dtype=self._dtype, device=self._device)
+        inputs = [time, w, *self._wholes(), *self._given([t]), *self._rest]
+        k, *grads = self._program("start", params, function, inputs)(inputs)
+        return k, self._by_target(grads) if params else []
+
+    def step(
+        self, plan: Plan, w: Tensor, k1: Tensor, weights: Sequence[float], params: bool, at_end: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor], Folded | None, list[float]]:
+        """A step: w1, error ratio, k_end and k2, …; Σ wᵢgᵢ of the later stages; and where the field was evaluated."""
+        solver, error, sourced = self.solver, self._error, int(self._sourced)
+        ends = int(solver.error_needs_end_slope)
+        nodes = self._capture.graph.program(("adjoint nodes", solver), lambda: nodes_of(solver, w))
+
+        def function(clock: Tensor, w: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
+            (rtol, atol, b), wholes = others[:3], others[3:5]
+            given, rest = others[5 : 5 + sourced], others[5 + sourced :]
+            side: list[list[Tensor]] = []
+
+            def slope(c: float, w: Tensor) -> Tensor:
+                index = nodes.index(c)
+                wants = params and (at_end or len(side) < solver.stages - 1)
+                k, grads = self._slope(clock[1 + index], w, given[0][index] if given else None, wholes, rest, wants)
+                side.append(grads)
+                return k
+
+            w1, stages = solver.step(slope, clock[0], w, k1)
+            last = [slope(1.0, w1)] if ends else []
+            ratio = ratio_of(solver, error, clock[0], w, w1, [*stages, *last], [rtol, atol])
+            found = [w1, ratio, *last, *stages[1:]]
+            if params:
+                seen = [grads for grads in side if grads]
+                found += self._sum([b[i] for i in range(len(seen))], seen)
+                if solver.error_weights is not None:
+                    e = [float(x) for x in solver.error_weights[1 : 1 + len(seen)]]
+                    found += [-clock[0] * x for x in self._sum(e, [self._sampled(g) for g in seen])]
+                found += side[-1] if at_end and ends else []
+            return found
+
+        clock = nodes.clock(plan)
+        b = torch.tensor(weights, dtype=self._dtype, device=self._device)
+        allowed = tolerances(error, w)
+        inputs = [clock, w, k1, *allowed, b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
+        found = list(self._program("step", (solver, key_of(error), params, at_end), function, inputs)(inputs))
+        count = 2 + ends + solver.stages - 1
+        evaluated = [plan.stage_time(c) for c in nodes.evaluated]
+        (w1, ratio, *slopes), rest = found[:count], found[count:]
+        return w1, ratio, slopes, self._folded(rest) if params else None, evaluated
+
+    def _folded(self, rest: list[Tensor]) -> Folded:
+        n = sum(self._wanted)
+        parts = [self._by_target(rest[i : i + n]) for i in range(0, len(rest), n)] if n else []
+        parts += [[None] * len(self._places)] * (2 - len(parts))
+        return Folded(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+
+    def integral(self, step: Step, rule: Rule, known: bool) -> tuple[Folded, list[float]]:
+        """The parameter integral over an accepted step; `known` leaves out the node at its start."""
+        solver, plan, sourced = self.solver, step.plan, int(self._sourced)
+        matrix = solver.interpolant
+        slopes = step.interpolated()
+        xs = list(rule.nodes[known:])
+        times = [plan.stage_time(x) for x in xs]
+        weights = [-float(x) for x in rule.weights[known:]]
+        gaps = [w + float(x) for w, x in zip(weights, rule.lower[known:], strict=True)]
+        if self.pieces:
+            return self._integral_in_pieces(step, times, weights, gaps), times
+        count = len(slopes)
+
+        def function(clock: Tensor, w: Tensor, *others: Tensor) -> list[Tensor]:
+            slopes, wholes, rest = others[:count], others[count : count + 2], others[count + 2 + sourced :]
+            given = others[count + 2 : count + 2 + sourced]
+            side = []
+            for i, x in enumerate(xs):
+                place = combine(w, clock[0], sparse(weights_at(matrix, x)), slopes)
+                side.append(self._slope(clock[1 + i], place, given[0][i] if given else None, wholes, rest, True)[1])
+            total = [clock[0] * x for x in self._sum(weights, side)]
+            return [*total, *(clock[0] * x for x in self._sum(gaps, [self._sampled(g) for g in side])), *side[-1]]
+
+        clock = torch.tensor([plan.dt, *times], dtype=self._dtype, device=self._device)
+        inputs = [clock, step.start, *slopes, *self._wholes(), *self._given(times), *self._rest]
+        return self._folded(list(self._program("integral", (solver, rule, known), function, inputs)(inputs))), times
+
+    def _integral_in_pieces(
+        self, step: Step, times: Sequence[float], weights: Sequence[float], gaps: Sequence[float]
+    ) -> Folded:
+        total, difference = Sums(len(self._places)), Sums(len(self._places))
+        strides = [1 if place is None else self._strides[place] for place in self._places]
+        grads: list[Tensor | None] = []
+        for t, w, weight, gap in zip(times, step.at(times), weights, gaps, strict=True):
+            grads = self.start(t, w, True)[1]
+            total.add(grads, step.plan.dt * weight)
+            difference.add(sampled(grads, strides), step.plan.dt * gap)
+        return Folded(total.values, difference.values, grads)
+
+
+class FusedAdjoint(AdjointEngine):
+    """Runs steps of an adjoint system as compiled programs."""
+
+    def __init__(self, *args: Any, programs: AdjointPrograms, times: bool):
+        super().__init__(*args)
+        self._programs: AdjointPrograms | None = programs
+        self._times = times  # whether the field's own slope is asked for at the stops
+
+    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
+        """One evaluation: the only kind there is where steps are taken in pieces."""
+        stage = self._stage
+        if self._programs is None or (stage == 0 and self._times):
+            return super()._evaluate(t, y, shift)
+        now, _ = self._watch.wanted(stage)
+        try:
+            k, grads = self._programs.start(t, y, now)
+        except NotCompiled as reason:
+            self._give_up(reason)
+            return super()._evaluate(t, y, shift)
+        self._pulled(1, int(now))
+        self._watch.take(stage, grads, None)
+        if stage is not None:
+            self._stage = stage + 1
+        return k
+
+    def _give_up(self, reason: NotCompiled) -> None:
+        warn_of(reason)
+        self._programs = None
+        self._watch.compiled = None
+
+    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
+        k1 = self.start_slope(plan, y0) if k1 is None else k1
+        if self._programs is None or self._programs.pieces:
+            return super().step(plan, y0, k1)
+        watch, stages = self._watch, self.solver.stages
+        watch.open(plan)
+        wanted = [watch.wanted(stage)[0] for stage in range(1, stages + 1)]
+        # One gradient too many at the end of a solve is better than another program for its last step.
+        params, at_end = any(wanted), wanted[-1] or not plan.crosses_jump
+        try:
+            w1, ratio, slopes, folded, evaluated = self._programs.step(
+                plan, y0, k1, watch.weights() if params else (), params, at_end
+            )
+        except NotCompiled as reason:
+            self._give_up(reason)
+            return super().step(plan, y0, k1)
+        self._count(evaluated, prepare=False)
+        self._pulled(len(evaluated), (len(evaluated) if at_end else stages - 1) if params else 0)
+        if folded is not None:
+            watch.fold(folded)
+        return FusedStep(self, plan, y0, w1, k1, slopes, ratio)
+
+    def _pulled(self, y: int, params: int) -> None:
+        system = self.system
+        system.vjp_y += y
+        if system.targets:
+            system.vjp_params += y if system.integrals_in_state else params

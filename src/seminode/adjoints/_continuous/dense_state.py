@@ -1,0 +1,93 @@
+"""Where z comes from when it is not solved for: the polynomials of the forward solution."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._stepping.checkpoints import Checkpoints
+from ..._stepping.engine import Eager
+from ..._stepping.loop import integrate
+from ..._stepping.observers import PolynomialTape
+from ..._stepping.problem import Plan
+from ..._stepping.schedule import RecordedPace
+from ..checkpointed import Offer
+
+
+class DenseSource:
+    """z(t) by the polynomials of the steps, all of which were kept."""
+
+    #: Times that a step of the backward solve should not cross.
+    places: Sequence[float] = ()
+
+    def __init__(self, plans: Sequence[Plan], coefficients: Sequence[Tensor]):
+        self._plans = plans
+        self._coefficients = coefficients
+        self._sign = -1.0 if plans[-1].dt < 0.0 else 1.0
+        self._ends = [self._sign * plan.t1 for plan in plans]
+
+    def __call__(self, t: float) -> Tensor:
+        # A time past either end belongs to the nearest step.
+        j = min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
+        plan = self._plans[j]
+        return self._value(self._coefficients[j], (t - plan.t0) / plan.dt)
+
+    @staticmethod
+    def _value(coefficients: Tensor, x: float) -> Tensor:
+        y = coefficients[-1]
+        for coefficient in coefficients[:-1].flip(0).unbind(0):
+            y = torch.add(coefficient, y, alpha=x)
+        return y
+
+
+class WindowSource(DenseSource):
+    """The same with a bound on memory: polynomials of a few steps at a time, from steps taken again.
+
+    Half of what may be kept are checkpoints, half the polynomials of a window of consecutive steps. The backward solve
+    lands on the ends of windows, so that no step of it needs two.
+    """
+
+    def __init__(self, plans: Sequence[Plan], checkpoints: Checkpoints[Tensor], width: int, engine: Eager):
+        super().__init__(plans, ())
+        self._checkpoints = checkpoints
+        self._width = width
+        self._engine = engine
+        self._low = len(plans)  # the first step of the window
+        self._window: list[Tensor] = []
+        self.places = [plans[j].t0 for j in range(len(plans) - width, 0, -width)]
+
+    def __call__(self, t: float) -> Tensor:
+        if self._window and self._sign * t >= self._sign * self._plans[self._low].t0:
+            low, high = self._low, self._low + len(self._window)
+            j = min(bisect_left(self._ends, self._sign * t, low, high), high - 1)
+        else:
+            j = min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
+            self._load(j)
+        plan = self._plans[j]
+        return self._value(self._window[j - self._low], (t - plan.t0) / plan.dt)
+
+    def _load(self, j: int) -> None:
+        """The window whose last step is j, or one that was begun before."""
+        count = len(self._plans)
+        low = max(0, count - self._width * (1 + (count - 1 - j) // self._width))
+        self._window = []  # before the next ones come
+        i, state = self._checkpoints.recall(low)
+        with torch.no_grad():
+            if i < low:
+                state = self._take(i, low, state, [Offer(self._checkpoints, i)])
+            polynomials = PolynomialTape()
+            high = min(count, self._window_end(low))
+            self._take(low, high, state, [polynomials])
+        self._low, self._window = low, polynomials.hand_over()
+        self._engine.prepare()  # we are in the middle of an evaluation, which has been prepared before
+
+    def _window_end(self, low: int) -> int:
+        count = len(self._plans)
+        return low + self._width if low > 0 else count - self._width * ((count - 1) // self._width)
+
+    def _take(self, i: int, j: int, state: Tensor, observers: list[Any]) -> Tensor:
+        return integrate(self._engine, RecordedPace(self._plans[i:j]), state, observers, check=False)

@@ -1,0 +1,236 @@
+"""Sums of parameter gradients over the steps of an adjoint solve: ∫ a_zᵀ ∂f/∂θ dt beside the solver's state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..._field.pytree import HALF
+from ..._stepping.engine import Step
+from ..._stepping.interpolation import weights_at
+from ..._stepping.observers import Observer
+from ..._stepping.problem import Plan
+from ...solvers import Solver
+from .system import Integrand, StageWatch
+
+if TYPE_CHECKING:
+    from .compiled import Folded
+
+#: At most about so many entries of each gradient are looked at to estimate the error of their integral.
+SAMPLED = 4096
+
+
+class Sums:
+    """A sum of weighted gradients, one for each tensor, made when the first contribution comes."""
+
+    def __init__(self, count: int):
+        self.values: list[Tensor | None] = [None] * count
+
+    @classmethod
+    def of(cls, values: list[Tensor | None]) -> Sums:
+        """A sum that was made elsewhere."""
+        new = cls(0)
+        new.values = values
+        return new
+
+    def add(self, grads: Sequence[Tensor | None], weight: float = 1.0) -> None:
+        if weight == 0.0 or not self.values:
+            return
+        if all(v is not None and g is not None for v, g in zip(self.values, grads, strict=True)):
+            torch._foreach_add_(self.values, grads, alpha=weight)  # type: ignore[arg-type]
+            return
+        for i, (value, grad) in enumerate(zip(self.values, grads, strict=True)):
+            if grad is None:
+                continue
+            if value is not None:
+                value.add_(grad, alpha=weight)
+            else:
+                # Many small contributions would be lost in a half-precision sum; a gradient may be an expanded view.
+                self.values[i] = (grad.float() if grad.dtype in HALF else grad) * weight
+
+    def absorb(self, other: Sums) -> None:
+        """Add another sum, which is used up."""
+        if all(value is None for value in self.values):
+            self.values = other.values
+        else:
+            self.add(other.values)
+        other.clear()
+
+    def clear(self) -> None:
+        self.values = [None] * len(self.values)
+
+
+def sample_stride(x: Tensor) -> int:
+    """Of how many entries of a gradient one is looked at."""
+    return max(1, math.ceil(x.numel() / SAMPLED))
+
+
+def sampled(grads: Sequence[Tensor | None], strides: Sequence[int]) -> list[Any]:
+    pairs = zip(grads, strides, strict=True)
+    return [g if g is None or s == 1 else g.reshape(-1)[::s] for g, s in pairs]
+
+
+class ErrorSample:
+    """An estimate of the error of the parameter integral, from a sample of its entries."""
+
+    def __init__(self, targets: Sequence[Tensor]):
+        self._strides = [sample_stride(x) for x in targets]
+        self._total, self._trial, self._step = (Sums(len(targets)) for _ in range(3))
+        self._bound = self._covered = self._length = 0.0
+
+    def add(self, grads: Sequence[Tensor | None], difference: float, weight: float = 0.0) -> None:
+        """A contribution to the step that is being tried: to the difference of two rules, and to the better one."""
+        if difference != 0.0:
+            self._trial.add(self._sampled(grads), difference)
+        if weight != 0.0:
+            self._step.add(self._sampled(grads), weight)
+
+    def add_sampled(self, difference: Sequence[Tensor | None], totals: Sequence[Tensor | None] = ()) -> None:
+        """A difference of which only the sample was computed, and the better rule's sum."""
+        self._trial.add(difference)
+        if totals:
+            self._step.add(self._sampled(totals))
+
+    def accept(self, dt: float, complete: bool = True, sharpening: float = 1.0) -> None:
+        """The step is taken; one whose estimate is not complete is represented by the others.
+
+        Differences of steps add up as they are, so that what cancels in the integral cancels here. Where the better
+        rule is much better than the difference tells, its error is a power of that, relative to the step's integral.
+        """
+        self._length += abs(dt)
+        if complete:
+            self._covered += abs(dt)
+            if sharpening > 1.0:
+                difference, size = _norm(self._trial.values), _norm(self._step.values)
+                self._bound += difference * min(1.0, difference / size if size > 0.0 else 1.0) ** (sharpening - 1.0)
+            else:
+                self._total.absorb(self._trial)
+        self.drop()
+
+    def drop(self) -> None:
+        self._trial.clear()
+        self._step.clear()
+
+    def take_over(self, other: ErrorSample, dt: float) -> None:
+        """The trial of another sample, which is accepted."""
+        self._trial.absorb(other._trial)
+        self.accept(dt)
+
+    def trial_size(self) -> float:
+        """Root mean square of the estimate for the step that is being tried."""
+        return _rms(self._trial.values)
+
+    def size(self, grads: Sequence[Tensor | None]) -> float:
+        """Root mean square of what is sampled of gradients."""
+        return _rms(self._sampled(grads))
+
+    def relative_to(self, totals: Sequence[Tensor | None]) -> float | None:
+        """The error relative to the integral; `None` if no step could be looked at."""
+        if self._covered == 0.0:
+            return None
+        error = (_norm(self._total.values) + self._bound) * self._length / self._covered
+        size = _norm(self._sampled(totals))
+        return error / size if size > 0.0 else 0.0 if error == 0.0 else math.inf
+
+    def _sampled(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return sampled(grads, self._strides)
+
+
+def _norm(tensors: Sequence[Tensor | None]) -> float:
+    norms = [torch.linalg.vector_norm(x).item() for x in tensors if x is not None]
+    return math.hypot(*norms) if norms else 0.0
+
+
+def _rms(tensors: Sequence[Tensor | None]) -> float:
+    return _norm(tensors) / math.sqrt(max(1, sum(x.numel() for x in tensors if x is not None)))
+
+
+class StageSums(StageWatch, Observer):
+    """The integral with the weights b of the solver itself, on accepted steps only.
+
+    This is what a solver would make of a_θ as a part of its state, to rounding, without its being there. Alive are the
+    total, the sum of the step that is being tried, and the gradient of its first stage, which the next try needs again
+    if this one is rejected. A step that runs past `end` counts up to there: with the weights of its polynomial.
+    """
+
+    def __init__(self, solver: Solver, targets: Sequence[Tensor], idle: bool = False):
+        idle = idle or not targets
+        self._solver = solver
+        self._b = [*solver.weights, 0.0]
+        self._e = solver.error_weights
+        self.total = Sums(len(targets))
+        self.error = ErrorSample(targets) if self._e is not None and not idle else None
+        self._trial = Sums(len(targets))
+        self._first: Sequence[Tensor | None] = ()
+        self._next: Sequence[Tensor | None] = ()
+        self._weights = self._b
+        self._dt = 0.0
+        self._breaks = False
+        self._idle = idle
+        self.end = math.nan
+
+    def open(self, plan: Plan) -> None:
+        self._dt, self._breaks = plan.dt, plan.breaks
+        x = (self.end - plan.t0) / plan.dt
+        self._weights = self._b if not x < 1.0 else self._padded(weights_at(self._solver.interpolant, x))
+        if not self._idle:
+            self._fold(0, self._first)
+
+    def _padded(self, weights: list[float]) -> list[float]:
+        return weights + [0.0] * (len(self._b) - len(weights))
+
+    def wanted(self, stage: int | None) -> tuple[bool, bool]:
+        if stage is None or self._idle:
+            return False, False
+        if stage == len(self._b) - 1:
+            # Where the next first slope is evaluated anew, nobody would need this one.
+            return self._weights[stage] != 0.0 or not self._breaks, False
+        return stage == 0 or self._weights[stage] != 0.0 or (self._e is not None and self._e[stage] != 0.0), False
+
+    def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
+        if not grads:
+            return
+        assert stage is not None
+        if stage == 0:
+            self._first = grads
+            return
+        if stage == len(self._b) - 1:
+            self._next = grads
+        self._fold(stage, grads)
+
+    def _fold(self, stage: int, grads: Sequence[Tensor | None]) -> None:
+        # In the direction of time dt has its sign, and a_θ' the minus.
+        self._trial.add(grads, -self._dt * self._weights[stage])
+        if self.error is not None and self._e is not None:
+            self.error.add(grads, -self._dt * self._e[stage])
+
+    def weights(self) -> list[float]:
+        return [-self._dt * w for w in self._weights[1:]]
+
+    def fold(self, folded: Folded) -> None:
+        self._trial.add(folded.total)
+        if self.error is not None:
+            self.error.add_sampled(folded.difference)
+        self._next = folded.last or ()
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        if self._idle:
+            return
+        self.total.absorb(self._trial)
+        if self.error is not None and self._e is not None:
+            self.error.accept(self._dt, bool(self._next) or self._e[-1] == 0.0)
+        self._first, self._next = self._next, ()
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        self._trial.clear()
+        self._next = ()
+        if self.error is not None:
+            self.error.drop()
+
+    @property
+    def params_error(self) -> float | None:
+        return None if self.error is None else self.error.relative_to(self.total.values)

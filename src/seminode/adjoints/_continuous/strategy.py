@@ -1,0 +1,135 @@
+"""What adjoints that solve the adjoint equation have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ... import norms
+from ..._field import checks as arguments
+from ..._field.pytree import real_dtype
+from ..._stepping.problem import Problem
+from ...controllers import Controller, PrescribedSteps
+from ...norms import Norm
+from ...solvers import Solver
+from .._autograd import Asked, FunctionAdjoint, Gradients
+from .solve import BackwardSolve
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ContinuousAdjoint(FunctionAdjoint):
+    """What adjoints that solve the adjoint equation have in common.
+
+    Arguments:
+        rtol, atol: tolerances of the backward solve: a number, or a structure like y0; by default the forward ones.
+        solver: of the backward solve; by default the forward one.
+        controller: of the backward solve; by default the forward one.
+        max_steps: limit on the attempted steps of the backward pass; by default the forward one.
+    """
+
+    keeps_outputs: ClassVar[bool] = True
+
+    rtol: Any = None
+    atol: Any = None
+    solver: str | Solver | None = None
+    controller: Controller | None = None
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.solver is not None:
+            object.__setattr__(self, "solver", arguments.check_solver(self.solver))
+        if self.controller is not None and not isinstance(self.controller, Controller):
+            raise TypeError(f"controller: expected a Controller, found {arguments.found(self.controller)}")
+        if self.max_steps is not None:
+            arguments.check_count("max_steps", self.max_steps)
+
+    def __repr__(self) -> str:
+        given = [f"{x.name}={getattr(self, x.name)!r}" for x in fields(self) if getattr(self, x.name) != x.default]
+        return f"{self.name}({', '.join(given)})"
+
+    def refuse(self, problem: Problem) -> None:
+        if problem.dense:
+            raise ValueError(
+                f"dense: {self.name} gives gradients of outputs at times, not of the polynomials between them; pass "
+                "adjoint=sn.Replay(), or ask for the times you need in ts"
+            )
+        solver, controller = self.method(problem)
+        if solver.paired:
+            raise ValueError(
+                f"adjoint: {self.name} cannot take its own steps with solver {solver.name!r}, whose two coupled copies "
+                f"are made for sn.Reversible(); pass {self.name}(solver='dopri5')"
+            )
+        if not solver.general:
+            raise ValueError(
+                f"adjoint: {self.name} solves the adjoint equation, for which solver {solver.name!r} was not made; "
+                f"pass {self.name}(solver='dopri5', controller=sn.Integral()), or adjoint=sn.Replay()"
+            )
+        if isinstance(controller, PrescribedSteps):
+            raise ValueError(
+                f"adjoint: {self.name} takes steps of its own, for which PrescribedSteps has no sizes; pass "
+                f"{self.name}(controller=...)"
+            )
+        self.tolerances(problem)
+
+    def method(self, problem: Problem) -> tuple[Solver, Controller]:
+        """Solver and controller of the backward solve."""
+        solver = problem.solver if self.solver is None else self.solver
+        assert isinstance(solver, Solver)
+        return solver, arguments.check_controller(self.controller or problem.controller, solver)
+
+    def tolerances(self, problem: Problem) -> tuple[float | Tensor, float | Tensor]:
+        """rtol and atol of the backward solve: numbers, or flat like the state."""
+        layout, y0 = problem.field.layout, problem.y0
+        like = layout.unpack(y0.detach())
+        defaults: tuple[Any, Any] = arguments.DEFAULT_TOLERANCES[real_dtype(y0)]
+        if problem.error is not None:
+            defaults = problem.error.rtol, problem.error.atol
+        if not self.method(problem)[1].adaptive:
+            for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+                if value is not None:
+                    raise ValueError(f"{name}: does nothing on a backward pass with fixed steps")
+        return arguments.check_tolerances(self.rtol, self.atol, defaults, like, layout, y0)
+
+    @property
+    def backward_norm(self) -> Norm:
+        return norms.seminorm
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every output time is a new beginning, as published."""
+        return False
+
+    @property
+    def integrals_in_state(self) -> bool:
+        return False
+
+    def source(self, solve: BackwardSolve, kept: Sequence[Tensor]) -> Callable[[float], Tensor] | None:
+        """Where z comes from, if it is not solved for."""
+        return None
+
+    def first_step(self, solve: BackwardSolve, t: float) -> float | None:
+        """The first step of the backward solve; `None` to have it selected."""
+        return None
+
+    def places(self, source: Any) -> Sequence[float]:
+        """Times on which the backward solve must land besides."""
+        return ()
+
+    @abstractmethod
+    def watch(self, solve: BackwardSolve) -> Any:
+        """What makes the parameter integral: a `StageWatch` that is an observer."""
+
+    def backward(self, asked: Asked) -> Gradients:
+        return BackwardSolve(self, asked).run()
+
+
+def refuse_coarse_polynomials(name: str, solver: Solver) -> None:
+    if solver.interpolant_order < solver.order - 1:
+        raise ValueError(
+            f"solver: {name} reads the solution between steps, where the polynomial of {solver.name!r} is of order "
+            f"{solver.interpolant_order} only and misses the tolerance; take 'dopri5' or 'tsit5', or another adjoint"
+        )

@@ -1,0 +1,306 @@
+"""The adjoint equation as an ordinary system for the one loop, and what becomes of its plain integrals.
+
+    z′ = f(t, z),    a_z′ = −a_zᵀ ∂f/∂z,    a_θ′ = −a_zᵀ ∂f/∂θ,    a_t′ = −a_zᵀ ∂f/∂t
+
+Only z and a_z are read on the right-hand sides. a_θ and a_t are integrals: they may be part of the solver's state, as
+in the published method, or be summed up beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._field.determinism import Purity
+from ..._field.field import Field
+from ..._field.pytree import Layout, flatten, real_dtype
+from ..._stepping.engine import Eager
+from ..._stepping.observers import Tally
+from ..._stepping.problem import Plan
+from ...norms import AdjointState
+from ...solvers import Solver
+
+
+class Integrand(NamedTuple):
+    """An evaluation of the field whose graph is kept, to be pulled back to the parameters later."""
+
+    f: Tensor
+    a: Tensor
+
+
+class Reduction:
+    """The part of a state that is an ODE: all leaves but those that are only integrals.
+
+    The adjoint of an integral leaf is constant, since nothing reads the leaf, and its value is of no use on the way
+    back: neither is solved for.
+    """
+
+    def __init__(self, layout: Layout, integrals: Sequence[bool]):
+        self._layout = layout
+        self._integrals = integrals
+        self.trivial = not any(integrals)
+        self.key = layout, tuple(integrals)
+        self.indices = [i for i, integral in enumerate(integrals) if not integral]
+
+    def reduce(self, flat: Tensor) -> Tensor:
+        """The ODE part as a vector."""
+        if self.trivial:
+            return flat.reshape(-1)
+        segments = self._layout.segments(flat)
+        return torch.cat([segments[i].reshape(-1) for i in self.indices])
+
+    def restore(self, part: Tensor, rest: Tensor) -> Tensor:
+        """The whole, with the integrals taken from `rest`."""
+        if self.trivial:
+            return part.view(rest.shape)
+        segments = self._layout.segments(rest)
+        pieces = iter(part.split([segments[i].numel() for i in self.indices]))
+        return torch.cat(
+            [s.reshape(-1) if no else next(pieces) for s, no in zip(segments, self._integrals, strict=True)]
+        )
+
+
+class AdjointSystem:
+    """The right-hand side of the adjoint equation over one flat vector.
+
+    The vector holds a_t, z, a_z and a_θ in this order; a_t and a_θ only if `integrals_in_state`. With a `source`, a
+    function of time, the field sees z from there. Its integral is kept all the same: a_z may be easy to solve for where
+    z moves fast, and steps that are too long for z are too long for the parameter integral.
+    """
+
+    def __init__(
+        self,
+        field: Field,
+        reduction: Reduction,
+        targets: Sequence[Tensor],
+        *,
+        source: Callable[[float], Tensor] | None = None,
+        integrals_in_state: bool = False,
+        with_time: bool = False,
+        audit: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
+    ):
+        self.field = field
+        self.targets = list(targets)
+        self.source = source
+        self.integrals_in_state = integrals_in_state
+        self.with_time = with_time and integrals_in_state
+        self.vjp_y = self.vjp_params = 0
+        self.f: Tensor | None = None  # of the latest evaluation
+        self.reduction = reduction
+        self._audit = audit
+        self.z = self.a = torch.empty(0)  # whole, for the leaves that are not solved for
+
+    def layout(self, like: Tensor) -> Layout:
+        """Where each segment sits."""
+        layout = self.field.layout
+        segments, names = layout.segments(like), layout.names
+        kept = [(segments[i], names[i].removeprefix("y0")) for i in self.reduction.indices]
+        own = tuple(x for x, _ in kept) if not self.reduction.trivial else layout.unpack(like)
+        state: AdjointState = AdjointState(
+            a_t=like.new_empty((), dtype=real_dtype(like)) if self.with_time else (),
+            z=own,
+            a_z=own,
+            a_params=tuple(_like(x, like) for x in self.targets) if self.integrals_in_state else (),
+        )
+        found = ["a_t"] if self.with_time else []
+        found += [f"{part}{name}" for part in ("z", "a_z") for _, name in kept]
+        found += [f"a_params[{i}]" for i in range(len(state.a_params))]
+        leaves, node = flatten(state)
+        return Layout(node, tuple(found), tuple(leaf.shape for _, leaf in leaves))
+
+    def pack(self, z: Tensor, a: Tensor, a_t: Tensor | None, totals: Sequence[Tensor | None]) -> Tensor:
+        """The vector, from whole states; what is not solved for is remembered."""
+        self.z, self.a = z, a
+        parts = [self.reduction.reduce(z), self.reduction.reduce(a)]
+        if self.with_time:
+            assert a_t is not None
+            parts.insert(0, a_t.to(z.dtype).reshape(1))
+        if self.integrals_in_state:
+            sums = zip(totals, self.targets, strict=True)
+            parts += [_like(torch.zeros_like(x) if s is None else s, z).reshape(-1) for s, x in sums]
+        self._sizes = [part.numel() for part in parts]
+        return torch.cat(parts)
+
+    def unpack(self, w: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        """z and a_z, whole; z from its source if it has one."""
+        z, a = self.split(w, self.z, self.a)
+        return (z if self.source is None else self.source(t)), a
+
+    def split(self, w: Tensor, z: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """z and a_z out of the vector, whole: what is not solved for is taken from z and a."""
+        parts = w.split(self._sizes)
+        first = int(self.with_time)
+        return self.reduction.restore(parts[first], z), self.reduction.restore(parts[first + 1], a)
+
+    def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """a_t and a_θ, where they are solved for."""
+        parts = w.split(self._sizes)
+        if not self.integrals_in_state:
+            return None, []
+        a_t = parts[0].real.reshape(()) if self.with_time else None
+        sums = parts[len(parts) - len(self.targets) :]
+        found = []
+        for s, x in zip(sums, self.targets, strict=True):
+            if x.is_complex() and not s.is_complex():
+                s = torch.view_as_complex(s.reshape(*x.shape, 2))
+            s = s.real if s.is_complex() and not x.is_complex() else s
+            found.append(s.reshape(x.shape))
+        return a_t, found
+
+    def slope(
+        self, t: float, w: Tensor, params: bool, keep: bool = False
+    ) -> tuple[Tensor, list[Tensor | None], Integrand | None]:
+        """The slope of the vector; with `params` also aᵀ∂f/∂θ, with `keep` the means to get that later."""
+        params = params or self.integrals_in_state
+        z, a = self.unpack(w, t)
+        z, time, f = self.evaluate(t, z)
+        leaves = [z, *([time] if self.with_time else []), *(self.targets if params else [])]
+        grads: Sequence[Tensor | None] = [None] * len(leaves)
+        if f.requires_grad:
+            grads = torch.autograd.grad(f, leaves, a, allow_unused=True, retain_graph=keep)
+        self.vjp_y += 1
+        self.vjp_params += params and bool(self.targets)
+        split = 1 + self.with_time
+        of_params = list(grads[split:])
+        self.f = f.detach()
+        grad_z = torch.zeros_like(z) if grads[0] is None else grads[0]
+        k = self._join(grads[1] if self.with_time else None, grad_z, of_params)
+        kept = Integrand(f, a) if keep else None
+        return k, of_params, kept
+
+    def _join(self, of_time: Tensor | None, of_z: Tensor, of_params: Sequence[Tensor | None]) -> Tensor:
+        assert self.f is not None
+        parts = [self.reduction.reduce(self.f), self.reduction.reduce(of_z)]
+        solved = parts[0].numel() + self.with_time
+        if self.with_time:
+            parts.insert(0, of_z.new_zeros(1) if of_time is None else of_time.reshape(1).to(of_z.dtype))
+        if self.integrals_in_state:
+            pairs = zip(of_params, self.targets, strict=True)
+            parts += [_like(torch.zeros_like(x) if g is None else g, of_z).reshape(-1) for g, x in pairs]
+        k = torch.cat(parts)
+        k[solved:].neg_()
+        if self.with_time:
+            k[:1].neg_()
+        return k
+
+    def evaluate(self, t: float, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z and t as leaves, and the field there with its graph."""
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            time = torch.full((), t, dtype=real_dtype(z), device=z.device, requires_grad=self.with_time)
+            f = self.field(time, z)
+        if self._audit is not None:
+            audit, self._audit = self._audit, None
+            audit([f], [z, time, *self.targets])
+        return z, time, f
+
+    def evaluate_batch(self, times: Tensor, zs: Tensor, purity: Purity) -> Tensor:
+        """The field at several times, with its graph."""
+        if purity.impure:
+            purity.prepare()
+        with torch.enable_grad():
+            return torch.func.vmap(self.field, randomness="same")(times, zs)
+
+    def pull_params(self, integrand: Integrand, count: int = 1) -> list[Tensor | None]:
+        """aᵀ∂f/∂θ from an evaluation, or the sum over a batch of them."""
+        self.vjp_params += count
+        if not integrand.f.requires_grad or not self.targets:
+            return [None] * len(self.targets)
+        return list(torch.autograd.grad(integrand.f, self.targets, integrand.a, allow_unused=True))
+
+
+def _like(x: Tensor, state: Tensor) -> Tensor:
+    """A gradient in the dtype of the state; a complex one beside a real state as pairs."""
+    x = x.detach()
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() and not state.is_complex() else x).to(state.dtype)
+
+
+class StageWatch:
+    """Told of every evaluation that an adjoint step makes, and asked what else is wanted of it.
+
+    Where steps are compiled it is told what became of all of them at once.
+    """
+
+    compiled: Any = None  # the programs, where steps are
+
+    def open(self, plan: Plan) -> None:
+        """A step is about to be tried; its first slope is known."""
+
+    def wanted(self, stage: int | None) -> tuple[bool, bool]:
+        """Whether to pull this evaluation back to the parameters now, and whether to keep its graph for later.
+
+        Stage 0 is the first slope of a step, the number of stages stands for the end slope, `None` for an evaluation
+        that belongs to no step.
+        """
+        return False, False
+
+    def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
+        """What was wanted."""
+
+    def weights(self) -> Sequence[float]:
+        """Of the stages after the first, in the sum that a compiled step makes of their gradients."""
+        return ()
+
+    def fold(self, folded: Any) -> None:
+        """What a compiled step has made of its gradients."""
+
+
+class AdjointEngine(Eager):
+    """Runs steps of an adjoint system."""
+
+    def __init__(
+        self,
+        system: AdjointSystem,
+        watch: StageWatch,
+        solver: Solver,
+        like: Tensor,
+        purity: Purity,
+        tally: Tally,
+        log: list[float] | None,
+    ):
+        super().__init__(system.field, solver, like, purity, tally, None, log)
+        self.system = system
+        self.layout = system.layout(like)
+        self._watch = watch
+        self._stage: int | None = None
+
+    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
+        stage = self._stage
+        now, later = self._watch.wanted(stage)
+        k, grads, kept = self.system.slope(t, y, now, later)
+        self._watch.take(stage, grads if now else [], kept)
+        if stage is not None:
+            self._stage = stage + 1
+        return k
+
+    def integrand(self, t: float, z: Tensor, a: Tensor) -> Integrand:
+        """An evaluation that belongs to no step, to be pulled back to the parameters."""
+        self._count([t])
+        return Integrand(self.system.evaluate(t, z)[2], a)
+
+    def integrands(self, times: Sequence[float], zs: Sequence[Tensor]) -> Tensor:
+        """The field at several times and states in one vectorised call, stacked."""
+        t = torch.tensor(times, dtype=self._dtype, device=self._device)
+        f = self.system.evaluate_batch(t, torch.stack(list(zs)), self._purity)
+        self._count(times, prepare=False)
+        return f
+
+    def count_nodes(self, times: Sequence[float]) -> None:
+        """Evaluations that belong to no step and were pulled back to the parameters."""
+        self._count(times, prepare=False)
+        self.system.vjp_params += len(times)
+
+    def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
+        self._stage = 0
+        k = super().start_slope(plan, y)
+        self._stage = None
+        return k
+
+    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Any:
+        k1 = self.start_slope(plan, y0) if k1 is None else k1
+        self._watch.open(plan)
+        self._stage = 1
+        return super().step(plan, y0, k1)

@@ -1,0 +1,1 @@
+"""What adjoints that differentiate the accepted steps share."""

@@ -1,0 +1,84 @@
+"""The double pendulum's data set: simulated once, then kept."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+
+import torch
+
+from ..models import pendulum as simulator
+from .base import DataSet, Status
+from .cache import cached
+from .errors import DataError
+from .folders import data_dir, features_dir
+
+FILE = "pendulum.safetensors"
+TOTAL = 28_800  # windows: 9 torques × 25 windows × 128 trials
+#: What the data set is made of; with another SciPy, other steps are possible.
+PARAMETERS = (
+    simulator.SEED,
+    simulator.DT,
+    simulator.RESET,
+    simulator.TORQUES,
+    simulator.TRIALS,
+    simulator.STEPS,
+)
+
+
+def pendulum(root: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32) -> simulator.Split:
+    """Windows (…, 8 times, 8 channels): 20,025 for training, 4,275 for validation, 4,500 for testing.
+
+    Those of `seminode_lab.models.pendulum.dataset`, which says what they are. The simulation, which takes about ten
+    seconds, is done once and kept below `root`.
+    """
+    found = cached(_path(data_dir(root)), _key(), lambda: {"trajectories": simulator.trajectories()})
+    parts = simulator.split(found["trajectories"])
+    return simulator.Split(*(simulator.windows(part, dtype=dtype) for part in parts))
+
+
+def _path(root: Path) -> Path:
+    return features_dir(root) / FILE
+
+
+def _key() -> str:
+    text = repr((1, PARAMETERS, importlib.metadata.version("scipy") if _scipy() else None))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _scipy() -> bool:
+    return importlib.util.find_spec("scipy") is not None
+
+
+class Pendulum(DataSet):
+    name = "pendulum"
+    title = "fully actuated double pendulum"
+    unit = "windows"
+    origin = "simulated by seminode_lab.models.pendulum"
+    licence = "that of seminode, Apache-2.0"
+
+    def status(self, root: Path) -> Status:
+        path = _path(root)
+        if path.is_file():
+            return Status("complete", path, TOTAL, TOTAL, path.stat().st_size)
+        note = "is simulated when it is first needed, in about ten seconds" if _scipy() else "needs SciPy"
+        return Status("absent", expected=TOTAL, notes=(note,))
+
+    def check(self, root: Path, progress: bool = True) -> Status:
+        """Simulate the first trials again, and compare."""
+        status = self.status(root)
+        if status.place is None or not _scipy():
+            return status
+        found = cached(_path(root), _key(), lambda: {"trajectories": simulator.trajectories()})["trajectories"]
+        first = simulator.trajectories(trials=2)
+        if found.shape != (9, simulator.TRIALS, simulator.STEPS, 8) or not torch.equal(found[:, :2], first):
+            return status.noting(f"{status.place}: not what the simulator gives; remove it", state="broken")
+        return status
+
+    def fetch(self, root: Path, progress: bool = True) -> None:
+        if not _scipy():
+            raise DataError('pendulum: simulating it needs SciPy: pip install "seminode[lab]"')
+        pendulum(root)

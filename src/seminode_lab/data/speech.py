@@ -1,0 +1,241 @@
+"""Speech Commands: ten words, said by thousands of people, as series of cepstrum coefficients."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from .archives import SUMS, unpack, wrong_sums
+from .base import DataSet, Status, found_in, located, warn_incomplete
+from .cache import cached
+from .download import Resource, download
+from .errors import DataError
+from .folders import data_dir, features_dir
+from .mfcc import MFCC
+from .releases import LISTS, V2, WORDS, Clip, clips_in, listed_in, missing_text, release_in
+from .series import SeriesSet
+from .waves import read_wav
+
+ARCHIVE = Resource(
+    (
+        V2.address,
+        "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+    ),
+    "speech_commands_v0.02.tar.gz",
+    "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+    2_428_923_189,
+)
+TARGET = "speech_commands_v0.02"
+PLACES = (TARGET, f"SpeechCommands/{TARGET}", "speech_commands", "speech_commands_v0.01", ".")
+SAMPLES = 16_000
+BATCH = 128  # clips that are transformed together
+SPLITS = ("published", "official")
+
+Split = Literal["published", "official"]
+
+
+class Speech(NamedTuple):
+    """Series to train on, to choose by, and to test on."""
+
+    train: SeriesSet
+    validation: SeriesSet
+    test: SeriesSet
+
+
+def speech_commands(
+    root: str | os.PathLike[str] | None = None,
+    split: Split = "published",
+    normalise: bool = True,
+    progress: bool = False,
+) -> Speech:
+    """Series (161 frames, 20 coefficients) of clips of one second; labels 0–9 are yes, no, up, down, left, right, on,
+    off, stop, go.
+
+    Only clips of exactly 16,000 samples are kept: 34,975 of release v0.02. Features are
+    [`MFCC`][seminode_lab.data.MFCC]; each of the 20 channels is normalised by the mean and standard deviation
+    of the training series. The first call computes the features and keeps them below `root`; they are computed again
+    when the name, size or time of change of a clip is another.
+
+    Reference: Warden, *Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition*, arXiv:1804.03209, 2018.
+
+    Arguments:
+        root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache. Release v0.02 or v0.01, in
+            the official layout, in `speech_commands_v0.02`, `speech_commands` or `root` itself.
+        split: `"published"` is that of Kidger, Chen and Lyons (2021): 70, 15 and 15 %, stratified by label, so of v0.02
+            24,482, 5,246 and 5,247 clips; a speaker may be heard in all three. `"official"` is that of the release's
+            own lists, which keep all clips of a speaker in one part.
+        normalise: whether to.
+        progress: whether to show a bar while features are computed.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {', '.join(map(repr, SPLITS))}, found {split!r}")
+    folder = located("speech_commands", root, PLACES, WORDS)
+    clips = clips_in(folder)
+    x, labels, rows = _features(folder, clips, data_dir(root), progress)
+    _warn_if_incomplete(folder, clips, len(x))
+    if split == "published":
+        parts = published_split(labels)
+    else:
+        parts = official_split([clips[row].name for row in rows.tolist()], folder)
+    train, validation, test = (_series(x, labels, part) for part in parts)
+    del x  # as large as all of them
+    if normalise:
+        mean, std = train.statistics()
+        train, validation, test = (part.normalised(mean, std) for part in (train, validation, test))
+    return Speech(train, validation, test)
+
+
+def _series(x: Tensor, labels: Tensor, rows: Tensor) -> SeriesSet:
+    return SeriesSet(x[rows], torch.full((len(rows),), x.shape[1]), labels[rows])
+
+
+def _features(folder: Path, clips: Sequence[Clip], root: Path, progress: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of the clips that are kept, their labels, and their places among all clips."""
+    transform = MFCC()
+    source = hashlib.sha256(repr((1, transform, SAMPLES)).encode())
+    for clip in clips:
+        source.update(f"{clip.name}\0{clip.size}\0{clip.changed}\n".encode())
+    # One file a folder: what is computed again replaces what it makes obsolete.
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    path = features_dir(root) / f"speech_commands_mfcc_{name}.safetensors"
+    found = cached(path, source.hexdigest(), lambda: _computed(clips, transform, progress))
+    return found["x"], found["labels"], found["rows"]
+
+
+def _computed(clips: Sequence[Clip], transform: MFCC, progress: bool) -> dict[str, Tensor]:
+    # All in one place from the start: with a list of parts, there would be everything twice in the end.
+    shape = transform(torch.zeros(SAMPLES)).shape
+    x, rows, batch = torch.empty(len(clips), *shape), [], []
+    for row, clip in enumerate(tqdm(clips, desc="features", unit=" clips", disable=None if progress else True)):
+        sound = read_wav(clip.path, SAMPLES)
+        if sound is not None:
+            rows.append(row)
+            batch.append(sound)
+        if batch and (len(batch) == BATCH or row == len(clips) - 1):
+            # In float32, the logarithms of weak frequencies beside strong ones would have three or four digits only.
+            x[len(rows) - len(batch) : len(rows)] = transform(torch.stack(batch).double() / 2**15)
+            batch = []
+    if not rows:
+        raise DataError(f"speech_commands: expected clips of {SAMPLES:,} samples, found none in {len(clips):,}")
+    labels = torch.tensor([clips[row].label for row in rows])
+    return {"x": x[: len(rows)], "labels": labels, "rows": torch.tensor(rows)}
+
+
+def _warn_if_incomplete(folder: Path, clips: Sequence[Clip], kept: int) -> None:
+    release = release_in(folder)
+    missing = missing_text(Counter(clip.word for clip in clips), release)
+    if missing or kept != release.kept:
+        words = f" ({missing})" if missing else ""
+        warn_incomplete(
+            "speech_commands",
+            folder,
+            f"{len(clips):,} clips against {release.total:,} of {release.name}{words}, {kept:,} of exactly "
+            f"{SAMPLES:,} samples against {release.kept:,}",
+        )
+
+
+def published_split(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows for training, validation and testing: 70, 15 and 15 %, stratified, as scikit-learn draws them."""
+    divide = _train_test_split()
+    y = labels.numpy()
+    try:
+        train, others = divide(range(len(y)), train_size=0.7, random_state=0, stratify=y)
+        validation, test = divide(others, train_size=0.5, random_state=1, stratify=y[others])
+    except ValueError as error:
+        counts = dict(zip(WORDS, labels.bincount(minlength=len(WORDS)).tolist(), strict=True))
+        raise DataError(f"speech_commands: too few clips of a word to be split ({error}): found {counts}") from error
+    return torch.tensor(train), torch.tensor(validation), torch.tensor(test)
+
+
+def _train_test_split() -> Any:
+    try:
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise ImportError('the published split is drawn by scikit-learn: pip install "seminode[lab]"') from error
+    return train_test_split
+
+
+def official_split(names: Sequence[str], folder: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by the lists of the release."""
+    for name in LISTS:
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name}: is not there, but split='official' reads it")
+    validation, testing = listed_in(folder)
+    parts = [0 if name not in validation | testing else 1 + (name in testing) for name in names]
+    which = torch.tensor(parts)
+    train, chosen, test = ((which == part).nonzero()[:, 0] for part in range(3))
+    if not (len(train) and len(chosen) and len(test)):
+        sizes = f"{len(train)}, {len(chosen)} and {len(test)}"
+        raise DataError(f"{folder}: expected clips for training, validation and testing, found {sizes}")
+    return train, chosen, test
+
+
+class SpeechCommands(DataSet):
+    name = "speech_commands"
+    title = "Speech Commands, ten words"
+    unit = "clips"
+    origin = ARCHIVE.addresses[0]
+    licence = "CC BY 4.0"
+    download_size = ARCHIVE.size
+
+    def status(self, root: Path) -> Status:
+        folder = found_in(root, PLACES, WORDS)
+        if folder is None:
+            return Status("absent", expected=V2.total)
+        clips, release = clips_in(folder), release_in(folder)
+        status = Status("complete", folder, len(clips), release.total, sum(clip.size for clip in clips))
+        told = tuple(map(len, listed_in(folder))) == release.listed
+        note = f"release {release.name}" if told else f"taken for release {release.name}; its lists are of no known one"
+        status = replace(status.noting(note), origin=release.address)
+        if release is not V2:
+            status = status.noting(f"published numbers are those of {V2.name}, which has {V2.total:,}")
+        missing = missing_text(Counter(clip.word for clip in clips), release)
+        if missing:
+            status = status.noting(f"missing: {missing}", state="incomplete")
+        lists = [name for name in LISTS if not (folder / name).is_file()]
+        return status.noting(f"missing: {', '.join(lists)}", state="incomplete") if lists else status
+
+    def check(self, root: Path, progress: bool = True) -> Status:
+        status = self.status(root)
+        folder = status.place
+        if folder is None:
+            return status
+        release = release_in(folder)
+        wrong, kept = wrong_sums(folder, progress), 0
+        if wrong is None:
+            # Only what we unpacked ourselves has sums; none are published for single clips.
+            status, wrong = status.noting(f"no {SUMS} to compare clips with; their form and number were checked"), []
+        clips = tqdm(clips_in(folder), desc="clips", leave=False, disable=None if progress else True)
+        for clip in clips:
+            try:
+                kept += read_wav(clip.path, SAMPLES) is not None
+            except DataError as error:
+                wrong.append(str(error))
+        status = status.noting(f"{kept:,} clips of exactly {SAMPLES:,} samples against {release.kept:,}")
+        if wrong:
+            more = f", and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
+            return status.noting("; ".join(wrong[:5]) + more, state="broken")
+        if status.state == "complete" and kept != release.kept:
+            return status.noting("all clips are there, but they are not those of the release", state="broken")
+        return status
+
+    def fetch(self, root: Path, progress: bool = True) -> None:
+        status = self.status(root)
+        if status.state == "complete" and release_in(status.place or root) is V2:
+            return
+        if (root / TARGET).exists():
+            raise DataError(f"{root / TARGET}: is incomplete, and is not overwritten; move it away to fetch it again")
+        brought = not (root / ARCHIVE.name).exists()
+        archive = download(ARCHIVE, root, progress)
+        unpack(archive, root / TARGET, progress=progress)
+        if brought:
+            archive.unlink()

@@ -1,0 +1,188 @@
+"""Where the runs of a sweep are made: on this machine or on a Ray cluster, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .attempts import DIED
+from .worker import Order
+
+#: Seconds that a process is given to leave.
+GRACE = 5.0
+#: Imports are looked for where this process looks for them.
+PROGRAM = """
+import json, sys
+sys.path = json.loads(sys.argv[1])
+from seminode_lab.worker import main
+sys.exit(main())
+"""
+
+
+class Running(ABC):
+    """A run in the making, or one that waits for a place."""
+
+    @abstractmethod
+    def status(self) -> int | None:
+        """Of the process, negative for a signal; none while it runs."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """It is to leave; this does not wait for it."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until it has left, after `stop`."""
+
+
+class Engine(ABC):
+    """Starts runs."""
+
+    @abstractmethod
+    def start(self, order: Order) -> Running: ...
+
+    def close(self) -> None:
+        """No more runs."""
+        return None
+
+
+def launch(order: Order) -> subprocess.Popen[bytes]:
+    """A worker on this machine, which writes to the end of the run's log.
+
+    It is in a session of its own, so that an interrupt from the keyboard reaches the sweep alone.
+    """
+    threads = str(order.threads)
+    env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    order.log.parent.mkdir(parents=True, exist_ok=True)
+    with order.log.open("ab") as log:
+        log.write(f"--- {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}\n".encode())
+        log.flush()
+        command = [sys.executable, "-c", PROGRAM, json.dumps(sys.path)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(f"{order.written()}\n".encode())
+        process.stdin.flush()  # and left open: its end is the worker's
+    return process
+
+
+def end(process: subprocess.Popen[bytes], hard: bool = False) -> None:
+    """With all that it has started."""
+    if os.name != "posix":
+        process.kill() if hard else process.terminate()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL if hard else signal.SIGTERM)
+
+
+def leave(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        end(process, hard=True)
+        process.wait()
+    _hang_up(process)
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+class LocalRun(Running):
+    """A process of this machine."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def status(self) -> int | None:
+        found = self.process.poll()
+        if found is not None:
+            _hang_up(self.process)
+        return found
+
+    def stop(self) -> None:
+        end(self.process)
+
+    def wait(self) -> None:
+        leave(self.process)
+
+
+class Local(Engine):
+    """Processes of this machine."""
+
+    def start(self, order: Order) -> LocalRun:
+        return LocalRun(launch(order))
+
+
+def _on_a_node(text: str) -> int:
+    """What Ray runs: a worker on whichever machine this is. Should this process be killed, the worker leaves too."""
+    process = launch(Order.read(text))
+    try:
+        return process.wait()
+    finally:
+        end(process)
+        leave(process)
+
+
+class RayRun(Running):
+    """A task of Ray."""
+
+    def __init__(self, ray: Any, task: Any) -> None:
+        self._ray, self._task = ray, task
+
+    def status(self) -> int | None:
+        ready, _ = self._ray.wait([self._task], timeout=0)
+        if not ready:
+            return None
+        try:
+            return self._ray.get(self._task)
+        except self._ray.exceptions.RayError as error:
+            print(f"Ray: {type(error).__name__}", file=sys.stderr)
+            return DIED
+
+    def stop(self) -> None:
+        self._ray.cancel(self._task, force=True)
+
+    def wait(self) -> None:
+        self._ray.wait([self._task], timeout=GRACE)
+
+
+class Ray(Engine):
+    """Tasks of a Ray cluster: the one that is there (or that `RAY_ADDRESS` names), else one of this machine alone.
+
+    All machines need seminode, and the output folder under the same path.
+    """
+
+    def __init__(self) -> None:
+        try:
+            ray = importlib.import_module("ray")
+        except ImportError as error:
+            raise ValueError('engine: Ray is not installed: pip install "seminode[ray]"') from error
+        self._ray = ray
+        self._own = not ray.is_initialized()
+        if self._own:
+            ray.init(log_to_driver=False, logging_level="ERROR")
+
+    def start(self, order: Order) -> RayRun:
+        gpus = 1 if order.settings.device.startswith("cuda") else 0
+        remote = self._ray.remote(num_cpus=order.threads, num_gpus=gpus, max_retries=0)(_on_a_node)
+        return RayRun(self._ray, remote.remote(order.written()))
+
+    def close(self) -> None:
+        if self._own:
+            self._ray.shutdown()
+
+
+ENGINES: dict[str, type[Engine]] = {"local": Local, "ray": Ray}

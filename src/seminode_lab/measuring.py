@@ -1,0 +1,303 @@
+"""Work and precision of all adjoints on one batch of an experiment: what a gradient costs, and how wrong it is.
+
+The model is measured as it is trained: with its initial maps and readouts, and all blocks of a flow. Errors are
+relative to a tight gradient in float64, from the same samples, parameters and noise.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import seminode as sn
+from seminode._stepping.problem import Stats
+from seminode.adjoints import Adjoint
+from seminode.controllers import Controller
+from seminode.diagnostics.contenders import Contender
+from seminode.diagnostics.isolation import Snapshot
+from seminode.diagnostics.measurement import Course
+from seminode.diagnostics.reference import default_double
+from seminode.diagnostics.results import Reference
+from seminode.diagnostics.subject import flat_gradient, relative_error
+from seminode.solvers import Bosh3, Dopri5, Dopri8
+
+from .modes import oversized_seminorm, solve_options
+from .running import Root, circumstances, task_of
+from .settings import EXPERIMENTS, Settings, rows
+from .store import read_json, write_json
+from .tasks import ModelTask
+
+ADJOINTS: dict[str, Adjoint] = {
+    "Backsolve, default norm, fresh": sn.Backsolve(norm="mixed", restart="fresh"),
+    "Backsolve, seminorm, fresh": sn.Backsolve(restart="fresh"),
+    "Backsolve, published slice, fresh": sn.Backsolve(norm=oversized_seminorm, restart="fresh"),
+    "Backsolve, seminorm, carry": sn.Backsolve(),
+    "Quadrature": sn.Quadrature(),
+    "Interpolating": sn.Interpolating(),
+    "Replay": sn.Replay(),
+    "Checkpointed(10)": sn.Checkpointed(10),
+    "Direct": sn.Direct(),
+}
+#: Left out where time is short: what they would show, others show too.
+LENGTHY = ("Interpolating", "Checkpointed(10)")
+#: The reference's rtol is so much below the tightest that is measured; one that is looser by `LOOSER` shows how good.
+TIGHTER, LOOSER = 1e-3, 100.0
+MAX_STEPS, TIME_LIMIT = 100_000, 3600.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured of an experiment.
+
+    Attributes:
+        tolerances: pairs of rtol and atol.
+        adjoints: names, of `ADJOINTS`.
+        batch: samples.
+        fitted: iterations of regression that the pendulum's network is given first.
+        repeats: timed passes of each, in turns, after a first one; with 0 that one is timed.
+        memory: whether its peak is measured, which takes another pass, a slow one.
+        grid: steps of the neural CDE's reference between two knots.
+        reduced: what is smaller than in the runs of the preset, in words.
+    """
+
+    tolerances: tuple[tuple[float, float], ...]
+    adjoints: tuple[str, ...]
+    batch: int
+    fitted: int = 0
+    repeats: int = 3
+    memory: bool = True
+    grid: int = 16
+    reduced: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.adjoints if name not in ADJOINTS]
+        if unknown:
+            raise ValueError(f"adjoints: expected names out of {', '.join(ADJOINTS)}, found {unknown[0]!r}")
+        if not self.tolerances or not self.adjoints:
+            raise ValueError("tolerances, adjoints: expected at least one of each")
+
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+class Size(NamedTuple):
+    """How much of an experiment is measured: a batch, tolerances (by what the row's are multiplied), passes, memory."""
+
+    batch: int
+    levels: tuple[float, ...]
+    repeats: int
+    memory: bool = False
+
+
+#: Well under a minute for all three on one core, or some minutes for each. The reference of the neural CDE is good to
+#: less than a thousandth, by which tight tolerances are not told apart.
+QUICK = {"ncde": Size(27, (10.0, 1.0), 0), "cnf": Size(8, (1.0, 0.1), 0), "hnn": Size(32, (1.0, 0.1), 0)}
+THOROUGH = {
+    "ncde": Size(32, (1.0, 0.1), 2),
+    "cnf": Size(8, (1.0, 0.1), 2, memory=True),
+    "hnn": Size(64, (1.0, 0.1, 0.01), 3, memory=True),
+}
+
+
+def plan_of(settings: Settings) -> Plan:
+    """For the row of a preset: brief for `quick`, thorough for the others."""
+    quick = settings.preset == "quick"
+    size = (QUICK if quick else THOROUGH)[settings.experiment]
+    tolerances = tuple((_rounded(settings.rtol * x), _rounded(settings.atol * x)) for x in size.levels)
+    left_out = LENGTHY if quick else ()
+    adjoints = [name for name in ADJOINTS if settings.experiment == "hnn" or "published slice" not in name]
+    batch = min(settings.batch, size.batch)
+    fitted = min(settings.fitted, 100) if quick else settings.fitted
+    reduced = [
+        f"a batch of {batch} instead of {settings.batch}" if batch < settings.batch else "",
+        f"{fitted} iterations of regression instead of {settings.fitted}" if fitted < settings.fitted else "",
+        f"{', '.join(left_out)} left out" if left_out else "",
+        "one pass of each" if size.repeats == 0 else "",
+        "" if size.memory else "memory not measured",
+    ]
+    chosen = tuple(name for name in adjoints if name not in left_out)
+    text = "; ".join(filter(None, reduced))
+    return Plan(tolerances, chosen, batch, fitted, size.repeats, size.memory, reduced=text)
+
+
+def _rounded(x: float) -> float:
+    return float(f"{x:.3g}")
+
+
+class Answer(NamedTuple):
+    """A loss, and a model that knows what its solves cost."""
+
+    ys: Tensor
+    model: Any
+
+    @property
+    def stats(self) -> Stats:
+        """Of all solves together, with the backward passes that were made."""
+        back = [each.backward for each in self.model.stats if each.backward is not None]
+        total = _sum(self.model.stats)
+        return dataclasses.replace(total, _backward=[_sum(back)] if back else [])
+
+
+def _sum(several: Sequence[Stats]) -> Stats:
+    def total(name: str) -> int:
+        return sum(getattr(each, name) for each in several)
+
+    return Stats(
+        nfe=total("nfe"),
+        accepted=total("accepted"),
+        rejected=total("rejected"),
+        jumps=total("jumps"),
+        vjp_y=total("vjp_y"),
+        vjp_params=total("vjp_params"),
+    )
+
+
+class OneBatch:
+    """A batch of a task, to be solved and differentiated in the ways that contenders have."""
+
+    def __init__(self, task: ModelTask[Any, Any], experiment: str):
+        self.task, self.experiment = task, experiment
+        self.rows = torch.arange(task.samples("train"))
+        fields = [part.field for part in task.model.modules() if isinstance(getattr(part, "field", None), nn.Module)]
+        self.found = list({id(x): x for field in fields for x in field.parameters()}.values())
+
+    @property
+    def leaf(self) -> Tensor:
+        return self.found[0]
+
+    @property
+    def targets(self) -> list[Tensor]:
+        """Parameters outside the fields first, which learn through the gradient of an initial value or an output."""
+        inside = {id(x) for x in self.found}
+        return [*(x for x in self.task.model.parameters() if id(x) not in inside), *self.found]
+
+    def loss(self, value: Tensor) -> Tensor:
+        return value
+
+    def solve(self, contender: Contender, max_steps: int, **more: Any) -> Answer:
+        options = {"solver": contender.solver, "adjoint": contender.adjoint, "compile": contender.compile}
+        options |= {"rtol": contender.rtol, "atol": contender.atol, "max_steps": max_steps, "record": False}
+        if getattr(contender.adjoint, "fresh", False):  # the published procedure, forward too
+            options = solve_options(self.experiment, "mixed") | options
+        self.task.model.options = options | more
+        return Answer(self.task.loss("train", self.rows)[0], self.task.model)
+
+    def widened(self) -> OneBatch:
+        """The same in float64."""
+        task = copy.copy(self.task)
+        task.model = copy.deepcopy(task.model).double()
+        task.data = {"train": _wide(task.data["train"])}
+        return OneBatch(task, self.experiment)
+
+
+def _wide(samples: Any) -> Any:
+    if isinstance(samples, Tensor):
+        return samples.double() if samples.is_floating_point() else samples
+    return dataclasses.replace(samples, x=samples.x.double())
+
+
+class SingleDraws(TorchFunctionMode):
+    """Noise as it would be drawn in float32, whatever dtype is asked for: float64 would draw other numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.rand_like, torch.randn_like) and args[0].dtype == torch.float64:
+            return func(args[0].float(), *args[1:], **(kwargs or {})).double()
+        return func(*args, **(kwargs or {}))
+
+
+def reference_of(batch: OneBatch, plan: Plan, restore: Callable[[], None]) -> tuple[Reference, Tensor]:
+    """The gradient in float64 that others are compared with, and how far one that is looser is from it."""
+    wide = batch.widened()
+
+    def gradient(looser: bool) -> Tensor:
+        restore()
+        contender, controller, _ = _tight(batch, plan, looser)
+        with default_double(), SingleDraws():
+            loss = wide.solve(contender, MAX_STEPS, controller=controller).ys
+        return flat_gradient(torch.autograd.grad(loss, wide.targets, allow_unused=True), wide.targets)
+
+    best = gradient(looser=False)
+    good_to = relative_error(gradient(looser=True), best)
+    contender, _, note = _tight(batch, plan, looser=False)
+    return Reference("float64", contender.rtol or float("nan"), good_to, note), best
+
+
+def _tight(batch: OneBatch, plan: Plan, looser: bool) -> tuple[Contender, Controller, str]:
+    """How a reference is solved, in words too.
+
+    The field of the neural CDE has kinks (ReLU). Its Jacobian jumps there, of which the error control of a forward
+    solve knows nothing, and orders are lost: small steps of a low order come closest to its gradient. For the others
+    dopri8, whose steps end on all outputs since its polynomial is of lower order.
+    """
+    if batch.experiment == "ncde":
+        steps = plan.grid // 2 if looser else plan.grid
+        return Contender(sn.Replay(), Bosh3()), sn.FixedStep(1 / steps), f"bosh3, {steps} steps between knots"
+    rtol, atol = (x * TIGHTER * (LOOSER if looser else 1.0) for x in min(plan.tolerances))
+    ts = getattr(batch.task, "ts", None)
+    controller = sn.Integral(step_to=() if ts is None else ts[1:-1].tolist())
+    return Contender(sn.Replay(), Dopri8(), rtol=rtol, atol=atol), controller, f"dopri8, rtol {rtol:.0e}"
+
+
+def compared(batch: OneBatch, plan: Plan) -> tuple[Reference, list[dict[str, Any]]]:
+    """Every adjoint to every tolerance, in turns, from the same random numbers."""
+    snapshot = Snapshot([batch.task.model], [], batch.leaf.device)
+    try:
+        reference, gradient = reference_of(batch, plan, snapshot.restore)
+        both = [(name, *level) for level in plan.tolerances for name in plan.adjoints]
+        contenders = [Contender(ADJOINTS[name], Dopri5(), False, rtol, atol) for name, rtol, atol in both]
+        # The limits are out of reach: a row that was asked for is there.
+        course = Course(batch, snapshot, gradient, plan.repeats, TIME_LIMIT, MAX_STEPS, 0.0, False, plan.memory)
+        found = course.run(contenders)
+    finally:
+        snapshot.restore()
+    return reference, [{"name": name} | row.as_dict() for (name, _, _), row in zip(both, found, strict=True)]
+
+
+def _plain(reference: Reference) -> dict[str, Any]:
+    """The tolerance is in the note, where there is one."""
+    return {"dtype": reference.dtype, "good_to": reference.good_to, "note": reference.note}
+
+
+def measure(settings: Settings, out: Path, root: Root = None, plan: Plan | None = None) -> Path:
+    """Measure an experiment, into `out/precision-<experiment>.json`. What is there already is not measured again.
+
+    Arguments:
+        settings: of the experiment's first row; of them count data, model, seed and preset.
+        out: a folder.
+        root: where the data are.
+        plan: what to measure; by default what suits the preset.
+    """
+    plan = plan_of(settings) if plan is None else plan
+    path = out / f"precision-{settings.experiment}.json"
+    asked = {"settings": settings.as_json(), "plan": plan.as_json()}
+    if path.exists():
+        there = read_json(path)
+        if {name: there.get(name) for name in asked} == asked:
+            return path
+    task = task_of(settings.changed(sizes=(plan.batch, 1, 1), batch=plan.batch, fitted=plan.fitted), root)
+    batch = OneBatch(task, settings.experiment)
+    reference, found = compared(batch, plan)
+    problem = {"samples": task.samples("train"), "field_parameters": sum(x.numel() for x in batch.found)}
+    problem["parameters"] = sum(x.numel() for x in batch.targets)
+    about = {"circumstances": circumstances(), "problem": problem, "reference": _plain(reference)}
+    write_json(path, asked | about | {"rows": found})
+    return path
+
+
+def measure_all(preset: str, out: Path, root: Root = None, progress: Callable[[str], None] | None = None) -> None:
+    """The first row of each experiment of a preset; `progress` is told what is being measured."""
+    first = {row.experiment: row for row in reversed(rows(preset))}
+    for experiment in EXPERIMENTS:
+        if experiment in first:
+            if progress is not None:
+                progress(f"work and precision: {first[experiment].row}")
+            measure(first[experiment], out, root)

@@ -1,0 +1,1 @@
+"""Models of the paper in their published sizes, and the double pendulum."""

@@ -1,0 +1,174 @@
+"""From settings to a finished run: data, model, training, and the folder that it is written to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import seminode as sn
+from seminode.models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet
+
+from . import data as sets
+from .models import pendulum
+from .modes import solve_options
+from .progress import Progress
+from .settings import Settings
+from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
+from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
+from .training import SPLITS, Training
+
+Root = str | os.PathLike[str] | None
+
+
+def circumstances() -> dict[str, Any]:
+    """With what a run was made."""
+    return {
+        "seminode": sn.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """Of the sources, where they are in a repository; with a mark if they were changed since."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+#: Classes of the labelled series: a reduced set may not hold all of them.
+CLASSES = {"speech_commands": 10, "japanese_vowels": 9}
+
+
+def _rows(part: Any, rows: Tensor) -> Any:
+    if not isinstance(part, sets.SeriesSet):
+        return part[rows]
+    return replace(part, x=part.x[rows], lengths=part.lengths[rows], labels=part.labels[rows])
+
+
+def _reduced(settings: Settings, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """As many samples of every split as the settings have room for; which ones does not depend on the seed."""
+    if settings.sizes is None:
+        return dict(parts)
+    chance = torch.Generator().manual_seed(0)
+    orders = {split: torch.randperm(len(parts[split]), generator=chance) for split in SPLITS}
+    return {split: _rows(parts[split], orders[split][:n]) for split, n in zip(SPLITS, settings.sizes, strict=True)}
+
+
+def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
+    if settings.data == "speech_commands":
+        return _reduced(settings, dict(zip(SPLITS, sets.speech_commands(root, progress=True), strict=True)))
+    if settings.data != "japanese_vowels":
+        raise ValueError(f"data: expected speech_commands or japanese_vowels for 'ncde', found {settings.data!r}")
+    train, test = sets.japanese_vowels()
+    mean, std = train.statistics()
+    # Every fifth series, six of each speaker, is kept from training.
+    rows = torch.arange(len(train))
+    parts = {"train": _rows(train, rows[rows % 5 != 0]), "validation": _rows(train, rows[rows % 5 == 0]), "test": test}
+    return _reduced(settings, {split: part.normalised(mean, std) for split, part in parts.items()})
+
+
+def options_of(settings: Settings) -> dict[str, Any]:
+    """Options of `solve` that the mode of a run decides."""
+    return solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
+
+
+def model_of(settings: Settings, shape: Sequence[int], levels: int = 256, **options: Any) -> Any:
+    """The model of a run, for data of one shape: (channels,) of series, (channels, height, width) of images.
+
+    `levels` are those of images; `options` are of `solve`.
+    """
+    given = dict(settings.model)
+    if settings.experiment == "ncde":
+        (channels,), hidden = shape, given.get("hidden", 90)
+        field = MatrixField(hidden, channels + 1, width=given.get("width", 40), layers=4)
+        return NeuralCDE(channels, hidden, CLASSES[settings.data], field=field, path="linear", **options)
+    if settings.experiment == "hnn":
+        return SymplecticODENet(**given, **options)
+    alpha = 0.05 if settings.data == "cifar10" else 1e-5
+    return MultiscaleCNF(shape, alpha=alpha, levels=levels, **given, **options)
+
+
+def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
+    """The task of some settings; the model is initialised from the seed."""
+    options = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile, **options_of(settings)}
+    batch, device = settings.batch, settings.device
+    torch.manual_seed(settings.seed)
+    if settings.experiment == "ncde":
+        found = series(settings, root)
+        return SeriesTask(model_of(settings, (found["train"].channels,), **options), found, batch, device)
+    if settings.experiment == "hnn":
+        windows: dict[str, Tensor] = dict(zip(SPLITS, sets.pendulum(root), strict=True))
+        net = model_of(settings, (), **options)
+        if settings.fitted:
+            pendulum.fit_accelerations(net.field, settings.fitted, seed=settings.seed)
+        return PendulumTask(net, _reduced(settings, windows), pendulum.DT, batch, device)
+    loaders = {"mnist": sets.mnist, "cifar10": sets.cifar10, "digits": lambda root: sets.digits()}
+    if settings.data not in loaders:
+        raise ValueError(f"data: expected one of {', '.join(loaders)} for 'cnf', found {settings.data!r}")
+    train, test = loaders[settings.data](root)
+    # Nothing is selected by it, so that the test set may be looked at on the way, as was done.
+    pixels = {"train": train.x, "validation": test.x, "test": test.x}
+    flow = model_of(settings, train.shape, train.levels, **options)
+    return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device)
+
+
+#: The folder, among those of runs, of what they begin with.
+STARTS = "starts"
+
+
+def comes_first(settings: Settings, out: Path) -> Settings | None:
+    """The run that makes what another begins with; none for one that is on its way or begins at nothing."""
+    folder = out / settings.name
+    begun = any((folder / name).exists() for name in (CHECKPOINT, RESULT))
+    return None if begun else settings.before()
+
+
+def run(
+    settings: Settings,
+    out: Path,
+    root: Root = None,
+    progress: Progress | None = None,
+    resume: bool = True,
+    wait: bool = False,
+) -> dict[str, Any]:
+    """Train to the end, from where the folder `out/<name>` has come to; the result.
+
+    A run that is complete is not made again. One that is not is left alone unless it may be resumed. Another process
+    that is at it is waited for if `wait` says so.
+    """
+    solve = {name: repr(value) for name, value in options_of(settings).items()}
+    config = {"settings": settings.as_json(), "solve": solve, "circumstances": circumstances()}
+    with Run(out / settings.name, config, wait) as folder:
+        if folder.done:
+            return folder.result()
+        if folder.begun and not resume:
+            raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to go on, or take another folder.")
+        task = task_of(settings, root)
+        first = comes_first(settings, out)
+        if first is not None:
+            run(first, out / STARTS, root, wait=True)
+            task.model.load_state_dict(Checkpoint.load(out / STARTS / first.name / CHECKPOINT).part("best"))
+        training = Training(folder, task, settings.schedule, settings.seed, progress)
+        training.resume()
+        return training.train()

@@ -1,0 +1,151 @@
+"""The three experiments as tasks to train: a neural CDE, a flow of images, and a Symplectic ODE-Net."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seminode.models import MultiscaleCNF, NeuralCDE, SymplecticODENet
+from seminode.models.base import SolvingModule
+
+from .data import SeriesSet
+from .models import pendulum
+from .training import Outcome, Task, Trial
+
+#: How far the cosines of a pendulum that stands may be from -1 and 1.
+UPRIGHT = 0.01
+
+Solving = TypeVar("Solving", bound=SolvingModule)
+Samples = TypeVar("Samples", SeriesSet, Tensor)
+
+
+class ModelTask(Task[Solving], Generic[Solving, Samples]):
+    """A task whose model counts its own solves, over data by split."""
+
+    def __init__(self, model: Solving, data: Mapping[str, Samples], batch: int, device: torch.device | str = "cpu"):
+        self.model = model.to(device)
+        self.data = data
+        self.batch = batch
+        self.device = torch.device(device)
+
+    def samples(self, split: str) -> int:
+        return len(self.data[split])
+
+    def batches(self, split: str, shuffle: bool) -> Iterator[tuple[str, Tensor]]:
+        """The split and the indices of the samples of every batch; the last one may be smaller."""
+        count = self.samples(split)
+        order = torch.randperm(count) if shuffle else torch.arange(count)
+        return ((split, rows) for rows in order.split(self.batch))
+
+    def count(self, split: str) -> int:
+        return -(-self.samples(split) // self.batch)
+
+    def outcome(self, batch: Any, record: bool) -> Outcome:
+        self.model.options["record"] = record
+        loss, right = self.loss(*batch)
+        return Outcome(loss, len(batch[1]), self.model.stats, self.model.records, right)
+
+    def prepare(self) -> None:
+        """Compile what training needs: a pass over the first samples, whose gradient is thrown away."""
+        if self.model.options.get("compile"):
+            self.outcome(("train", torch.arange(min(self.batch, self.samples("train")))), False).loss.backward()
+            self.model.zero_grad()
+
+    @abstractmethod
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        """Of a batch, and how many of its samples are right."""
+
+
+class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
+    """Tell series apart by the last value of a neural CDE: mean cross-entropy."""
+
+    accuracy = True
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        data = self.data[split]
+        x, labels, lengths = data.x[rows].to(self.device), data.labels[rows].to(self.device), data.lengths[rows]
+        # Series of one length need no mask, and the published ones are all of one.
+        same = bool((lengths == x.shape[1]).all())
+        logits = self.model(x, lengths=None if same else lengths.to(self.device))
+        return functional.cross_entropy(logits, labels), int((logits.argmax(1) == labels).sum())
+
+
+class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
+    """Bits per dimension of images, whose noise is drawn anew in every pass."""
+
+    def __init__(
+        self,
+        model: MultiscaleCNF,
+        data: Mapping[str, Tensor],
+        batch: int,
+        flips: bool = False,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(model, data, batch, device)
+        self.flips = flips  # whether training images are turned left to right by chance
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        pixels = self.data[split][rows]
+        if self.flips and split == "train" and self.model.training:
+            turned = torch.rand(len(pixels)) < 0.5
+            pixels = torch.where(turned[:, None, None, None], pixels.flip(-1), pixels)
+        return self.model.bits_per_dim(pixels.to(self.device)).mean(), 0
+
+
+class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
+    """Predict windows of eight points from their first: mean squared error over all channels and times."""
+
+    def __init__(
+        self,
+        model: SymplecticODENet,
+        data: Mapping[str, Tensor],
+        dt: float,
+        batch: int,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(model, data, batch, device)
+        points = data["train"].shape[1]
+        self.ts = dt * torch.arange(points, dtype=torch.float64)
+
+    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+        windows = self.data[split][rows].to(self.device)
+        found = self.model(windows[:, 0], self.ts)
+        return functional.mse_loss(found, windows.transpose(0, 1)), 0
+
+    def trial(self) -> Trial:
+        """The swing-up of the true pendulum, with the published gains and with a brake in proportion to the mass.
+
+        The published gains are not safe: mass, potential and actuation are known up to a common factor only, and with
+        it changes how much a brake of 1 brakes.
+        """
+        controllers = {"published": self.model.control, "braked": partial(self.model.control, damping=self.brake())}
+        arrays, numbers = {}, {}
+        for name, controller in controllers.items():
+            try:
+                run = pendulum.simulate(lambda x, to=controller: to(x.to(self.device)))
+            except ValueError:  # torques that are no numbers
+                numbers[name] = None
+                continue
+            off = (run.states[:, :2].cos() - torch.tensor([-1.0, 1.0])).abs()
+            late = (off.amax(-1) > UPRIGHT).nonzero().flatten()
+            settled = int(late[-1]) + 1 if len(late) else 0
+            numbers[name] = {
+                "off": off[-1].tolist(),
+                "settled": float(run.ts[settled]) if settled < len(off) else None,
+                "largest_torques": run.torques.abs().amax(0).tolist(),
+            }
+            arrays |= {f"{name}_states": run.states.numpy(), f"{name}_torques": run.torques.numpy()}
+            arrays["ts"] = run.ts.numpy()
+        return Trial("control", numbers, arrays)
+
+    @torch.no_grad()
+    def brake(self) -> float:
+        """M₁₁ of the hanging pendulum, as learned."""
+        hanging = torch.tensor([1.0, 1.0, 0.0, 0.0], device=self.device)
+        return float(torch.linalg.inv(self.model.field.inverse_mass_matrix(hanging))[0, 0])

@@ -1,0 +1,106 @@
+"""The same functions in faster formulas: as exact as they say, everywhere, and only where they are meant to be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seminode._compile import rewrites
+from seminode._compile.graph import traced
+
+
+def places() -> Tensor:
+    """Floats of all sizes and both signs, densely where the functions bend."""
+    sizes = torch.logspace(-37, 2, 100_001, dtype=torch.float64)
+    near = torch.linspace(0.0, 30.0, 300_001, dtype=torch.float64)
+    x = torch.cat((sizes, near))
+    return torch.cat((x, -x)).float()
+
+
+@pytest.mark.parametrize(
+    ("formula", "true", "error"),
+    [(rewrites.tanh, torch.tanh, 4.5e-7), (rewrites.softplus, functional.softplus, 4.5e-7)],
+)
+def test_single_precision(formula: Callable[..., Tensor], true: Callable[..., Tensor], error: float) -> None:
+    x = places()
+    found, expected = formula(x).double(), true(x.double())
+    # Below the smallest normal number there is no relative accuracy to be had.
+    relative = (found - expected).abs() / expected.abs().clamp(min=1e-37)
+    assert relative.max() < error
+
+
+@pytest.mark.parametrize("formula", [rewrites.tanh, rewrites.softplus])
+def test_ends_of_the_line(formula: Callable[..., Tensor]) -> None:
+    x = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, 3e38, -3e38])
+    true = torch.tanh if formula is rewrites.tanh else functional.softplus
+    torch.testing.assert_close(formula(x), true(x), equal_nan=True)
+
+
+def test_tanh_stays_within_one() -> None:
+    assert float(rewrites.tanh(places()).abs().max()) == 1.0  # type: ignore[union-attr]
+
+
+def test_softplus_backward() -> None:
+    x, grad = places(), torch.randn(len(places()), generator=torch.Generator().manual_seed(0))
+    expected = torch.ops.aten.softplus_backward(grad.double(), x.double(), 1.0, 20.0)
+    torch.testing.assert_close(rewrites.softplus_backward(grad, x, 1.0, 20.0).double(), expected, rtol=1e-6, atol=1e-37)  # type: ignore[union-attr]
+
+
+def test_double_precision_is_left_alone() -> None:
+    x = torch.randn(3, dtype=torch.float64)
+    assert rewrites.tanh(x) is None
+    assert rewrites.softplus(x) is None
+    assert rewrites.softplus_backward(x, x, 1.0, 20.0) is None
+
+
+@pytest.mark.parametrize("shapes", [((5, 3, 1), (5, 1, 4)), ((5, 3, 4), (5, 4, 1)), ((5, 1, 4), (5, 4, 3))])
+def test_batches_of_thin_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    found = rewrites.bmm(a, b)
+    assert found is not None
+    torch.testing.assert_close(found, torch.bmm(a, b))
+    assert rewrites.bmm(torch.randn(2, 3, 4), torch.randn(2, 4, 3)) is None
+
+
+def test_products_the_other_way_round() -> None:
+    g, x = torch.randn(50, 8, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)
+    found = rewrites.mm(g.T, x)
+    assert found is not None
+    torch.testing.assert_close(found, g.T @ x)
+    assert rewrites.mm(x.T, g) is None
+
+
+def test_products_with_few_columns() -> None:
+    x, w = torch.randn(50, 8, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
+    found = rewrites.mm(x, w)
+    assert found is not None
+    torch.testing.assert_close(found, x @ w)
+    assert rewrites.mm(x, w.T.contiguous().T) is None
+    assert rewrites.mm(x[:3], w) is None
+
+
+def test_a_bias_is_a_sum() -> None:
+    bias, a, b = (torch.randn(shape, dtype=torch.float64) for shape in (20, (5, 4), (4, 20)))
+    found = rewrites.addmm(bias, a, b)
+    assert found is not None
+    torch.testing.assert_close(found, torch.addmm(bias, a, b))
+    assert rewrites.addmm(bias, a, b, beta=2) is None
+    assert rewrites.addmm(torch.randn(5, 3, dtype=torch.float64), a, b) is None
+
+
+def test_a_graph_is_rewritten() -> None:
+    def function(x: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
+        return [torch.bmm(a, b).squeeze(-1) + torch.tanh(x) * functional.softplus(x)]
+
+    whole = {torch.ops.aten.tanh.default, torch.ops.aten.softplus.default, torch.ops.aten.bmm.default}
+    for dtype, left in ((torch.float32, set()), (torch.float64, {torch.ops.aten.tanh.default})):
+        given = [torch.randn(shape, dtype=dtype) for shape in ((6, 4), (6, 4, 3), (6, 3, 1))]
+        kept, changed = (traced(function, given, rewritten) for rewritten in (False, True))
+        assert {node.target for node in kept.graph.nodes} >= whole
+        assert {node.target for node in changed.graph.nodes} & whole == left
+        for graph in (kept, changed):
+            torch.testing.assert_close(graph(*given), function(*given))

@@ -1,0 +1,445 @@
+"""The benchmarks run and measure what they say, and show every contender or the reason why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pytest
+import torch
+from project import ROOT
+
+import seminode as sn
+from benchmarks import adjoints, anatomy, overhead, report, scaling, ways, work_precision
+from benchmarks import race as racing
+from benchmarks.adjoints import Ours, Torchdiffeq, backsolve, compare, measure, reference_gradient
+from benchmarks.contenders import Contender, contenders, named
+from benchmarks.problems import GradientProblem, cde_problem, exact_linear_outputs, flow_problem, linear_problem
+from benchmarks.processes import Worker, WorkerFailed, worker_command
+from benchmarks.references import reference
+from benchmarks.suite import ENTRIES, numbers, task_of
+from benchmarks.tasks import arrays, digest, load
+from benchmarks.torch_runners import TorchRunner
+from benchmarks.verdict import verdict_table, verdicts
+from seminode._compile import graph as graphs
+
+TINY_CDE = partial(cde_problem, batch=2, knots=4, channels=3, hidden=4, width=4)
+TINY = {
+    "cde": TINY_CDE,
+    "flow": partial(flow_problem, batch=4, width=4),
+    "linear": partial(linear_problem, batch=1, size=3, stiffness=2.0),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_table_has_a_row_with_a_small_error_for_every_adjoint(name: str) -> None:
+    problem = TINY[name]()
+    everyone = adjoints.contenders(problem)
+    found, reasons = compare(problem, everyone, repeats=1)
+    assert not reasons
+    assert list(found) == [contender.name for contender in everyone]
+    reference = reference_gradient(TINY[name](dtype=torch.float64))
+    table = adjoints.report(found, reasons, reference)
+    rows = table.splitlines()[2 : 2 + len(found)]
+    assert len({len(row) for row in rows}) == 1
+    for contender, row in zip(everyone, rows, strict=True):
+        assert row.startswith(contender.name)
+        # Jumps that a solver is not told of, and contraction for a reversible method, spoil a gradient.
+        hard = "without jumps" in contender.name or "Reversible" in contender.name
+        assert float(row.split()[-2]) < (0.3 if hard else 5e-2 if name == "cde" else 1e-3), row
+
+
+def test_the_measured_error_is_that_of_the_gradient() -> None:
+    problem = TINY["linear"]()
+    parameters = list(problem.modules.parameters())
+    exact = torch.autograd.grad(problem.loss(exact_linear_outputs(problem)), parameters)
+    reference = reference_gradient(problem)
+    assert len(reference) == sum(p.numel() for p in parameters) + problem.start().numel()
+    torch.testing.assert_close(reference[:15], torch.cat([grad.flatten() for grad in exact]), rtol=1e-7, atol=0.0)
+    found = measure(problem, Ours("Replay", sn.Replay()))
+    assert 0.0 < found.error(reference) < 1e-5
+    assert dataclasses.replace(found, gradient=2.0 * reference).error(reference) == pytest.approx(1.0)
+
+
+def test_prices_are_in_evaluations() -> None:
+    problem = TINY["flow"]()
+    found = measure(problem, Ours("Replay", sn.Replay()))
+    assert found.backward.nfe == found.backward.vjp_y == found.backward.vjp_params == 6 * found.forward.accepted
+    assert found.cost == found.forward.nfe + 18 * found.forward.accepted
+    peer = measure(problem, Torchdiffeq())
+    assert peer.forward.nfe == found.forward.nfe
+    assert peer.backward_cost == 3 * measure(problem, backsolve("mixed_per_tensor", "fresh")).backward.nfe
+    assert not problem.field._forward_hooks
+
+
+def test_who_cannot_is_named_with_the_reason() -> None:
+    problem = TINY["linear"]()
+    able, unable = Ours("Replay", sn.Replay()), Ours("Reversible, dopri5", sn.Reversible())
+    found, reasons = compare(problem, [unable, able], repeats=2)
+    assert list(found) == ["Replay"]
+    assert list(reasons) == ["Reversible, dopri5"]
+    last = adjoints.report(found, reasons, reference_gradient(problem)).splitlines()[-1]
+    assert last.startswith("Reversible, dopri5: adjoint: Reversible needs a solver")
+    assert "unknown without seminorm, mixed, mixed_per_tensor" in adjoints.ordering(found)
+
+
+def test_the_order_of_the_norms_is_read_off_the_counts() -> None:
+    one = measure(TINY["linear"](), Ours("Replay", sn.Replay()))
+
+    def verdict(**nfe: int) -> str:
+        stats = {norm: dataclasses.replace(one.backward, nfe=count) for norm, count in nfe.items()}
+        return adjoints.ordering(
+            {backsolve(norm, "fresh").name: dataclasses.replace(one, backward=each) for norm, each in stats.items()}
+        )
+
+    assert " holds (10, 20, 30)" in verdict(mixed_per_tensor=30, seminorm=10, mixed=20)
+    assert " does not hold (10, 10, 30)" in verdict(mixed_per_tensor=30, seminorm=10, mixed=10)
+
+
+def test_the_command_prints_its_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(adjoints.PROBLEMS, "cde", (TINY_CDE, TINY_CDE))
+    adjoints.main(["--small", "--repeats", "1"])
+    text = capsys.readouterr().out
+    assert text.startswith("cde, small:")
+    assert "torchdiffeq, seminorm, without jumps" in text
+    assert "Backsolve, seminorm, carry" in text
+    assert "seminorm < mixed < mixed_per_tensor" in text.splitlines()[-1]
+
+
+def test_the_picture_has_a_point_for_every_method_and_tolerance(tmp_path: Path) -> None:
+    def tiny(dtype: torch.dtype) -> GradientProblem:
+        return TINY["linear"](dtype=dtype)
+
+    found = work_precision.points("tiny", work_precision.Column(tiny, (1e-3, 1e-5)), repeats=1)
+    assert {(point.method, point.rtol) for point in found} >= {
+        (method.name, rtol) for method in work_precision.METHODS[:-1] for rtol in (1e-3, 1e-5)
+    }
+    assert all(math.isfinite(point.error) and point.error > 0.0 for point in found)
+    assert all(point.cost > 0 and point.seconds > 0.0 for point in found)
+    for method in work_precision.METHODS[:-1]:
+        coarse, fine = (point for point in found if point.method == method.name)
+        assert fine.error < coarse.error
+        assert fine.cost > coarse.cost
+    out = tmp_path / "images" / "picture.png"
+    work_precision.draw(found, out)
+    assert 10_000 < out.stat().st_size < 300_000
+
+
+# The race of libraries.
+
+# A worker that says what it is told to: its gradient is a constant vector.
+FAKE = """
+import json, sys, time
+import numpy as np
+say = lambda **what: print(json.dumps(what), flush=True)
+kind, seconds, size = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+if kind == "dies":
+    sys.exit("no such library")
+say(ready=True, first=1.0, warm=seconds)
+for line in sys.stdin:
+    command, _, path = line.strip().partition(" ")
+    if kind == "hangs":
+        time.sleep(60)
+    if kind == "fails":
+        say(failed="ValueError: it cannot")
+    if command == "go":
+        say(seconds=seconds, forward=0.25 * seconds, backward=0.75 * seconds, loss=1.0)
+    elif command == "gradient":
+        np.save(path, np.ones(size))
+        say(saved=path, counts={}, versions={"fake": "1.0"})
+    else:
+        say(stopped=True, peak_mb=10.0)
+        break
+"""
+
+
+def fake(tmp_path: Path, kind: str, size: int = 3, limit: float = 60.0, memory: float = 8.0) -> Worker:
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    return Worker([sys.executable, str(script), kind, "0.1", str(size)], tmp_path / f"{kind}.log", limit, memory)
+
+
+def test_a_worker_answers_line_by_line(tmp_path: Path) -> None:
+    worker = fake(tmp_path, "good")
+    assert worker.answer()["warm"] == 0.1
+    assert worker.ask("go")["backward"] == pytest.approx(0.075)
+    saved = worker.ask(f"gradient {tmp_path / 'g.npy'}")["saved"]
+    np.testing.assert_array_equal(np.load(saved), np.ones(3))
+    assert worker.ask("stop")["peak_mb"] == 10.0
+    worker.end()
+    assert worker.process.returncode is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits", "why"),
+    [
+        ("fails", {}, "ValueError: it cannot"),
+        ("hangs", {"limit": 2.0}, "no answer within 2 s"),
+        ("good", {"memory": 0.001}, "more than 0.001 GB"),
+    ],
+)
+def test_a_worker_that_cannot_is_ended_with_the_reason(
+    tmp_path: Path, kind: str, limits: dict[str, float], why: str
+) -> None:
+    worker = fake(tmp_path, kind, limit=limits.get("limit", 60.0), memory=limits.get("memory", 8.0))
+
+    def first_round() -> None:
+        worker.answer()
+        worker.ask("go")
+
+    with pytest.raises(WorkerFailed, match=why):
+        first_round()
+    assert worker.process.returncode is not None
+
+
+def test_the_last_words_of_a_worker_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match="exit 1: no such library"):
+        fake(tmp_path, "dies").answer()
+
+
+def test_rounds_fit_the_budget_and_are_spread_evenly() -> None:
+    assert racing.planned_rounds(0.01, most=40, budget=10.0) == 40
+    assert racing.planned_rounds(1.0, most=40, budget=10.0) == 10
+    assert racing.planned_rounds(4.0, most=40, budget=10.0) == 3
+    assert racing.planned_rounds(10.0, most=40, budget=10.0) == 2
+    assert racing.planned_rounds(20.0, most=40, budget=10.0) == 1
+    assert racing.planned_rounds(100.0, most=40, budget=10.0) == 1
+    assert racing.planned_rounds(0.01, most=1, budget=10.0) == 1
+
+
+def test_heats_hold_all_and_no_more_than_fit() -> None:
+    lanes = [racing.Lane(each) for each in contenders("cde")]
+    found = racing.heats(lanes, 5)
+    assert max(map(len, found)) <= 5
+    assert {id(lane) for heat in found for lane in heat} == {id(lane) for lane in lanes}
+    assert all(len({lane.contender.library for lane in heat}) > 1 for heat in found)
+    for planned in (1, 3, 10):
+        taken = [round_ for round_ in range(10) if racing.takes_part(round_, planned, 10)]
+        assert len(taken) == planned
+        assert max(np.diff(taken), default=0) <= -(-10 // planned)
+
+
+def test_a_race_goes_on_without_those_who_fail(tmp_path: Path) -> None:
+    who = [Contender("fake", kind) for kind in ("good", "dies", "fails")]
+    size = len(reference("small", *numbers("small", quick=True), quick=True, folder=tmp_path).gradient)
+
+    def start(contender: Contender, data: Path) -> Worker:
+        assert (data / "arrays.npz").exists()
+        return fake(tmp_path, contender.setting, size=size)
+
+    found = racing.race("small", who, start, quick=True, rounds=4, folder=tmp_path, say=lambda line: None)
+    rows = {row["setting"]: row for row in json.loads(json.dumps(found))["rows"]}
+    assert len(rows["good"]["rounds"]) == 4
+    assert rows["good"]["minimum"] == rows["good"]["median"] == 0.1
+    assert rows["good"]["error"] > 0.0
+    assert rows["dies"]["failed"].endswith("no such library")
+    assert rows["fails"]["failed"] == "ValueError: it cannot"
+    table = report.race_table(found)
+    assert table.splitlines()[2].split("|")[1].strip() == "fake: good"
+    assert "no such library" in table
+
+
+@pytest.mark.slow
+def test_real_workers_race(tmp_path: Path) -> None:
+    who = [named("small", name) for name in ("seminode: Replay", "torchdiffeq: direct")]
+
+    def start(contender: Contender, data: Path) -> Worker:
+        command = worker_command("small", contender.name, data, threads=1, quick=True)
+        return Worker(command, tmp_path / "log", environment={"PYTHONPATH": ":".join(sys.path)})
+
+    found = racing.race("small", who, start, quick=True, rounds=2, folder=tmp_path, say=lambda line: None)
+    for row in found["rows"]:
+        assert "failed" not in row, row["failed"]
+        assert row["error"] < 1e-3
+        assert row["minimum"] > 0.0
+        assert row["peak_mb"] > 10.0
+        assert "torch" in row["versions"]
+    assert next(each for each in verdicts(found) if each.against == "torchdiffeq's best").peer
+
+
+# The tasks and their references.
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_settings_have_names_of_their_own(name: str) -> None:
+    names = [contender.name for contender in contenders(name)]
+    assert len(set(names)) == len(names)
+    assert {"seminode: Direct", "torchdiffeq: adjoint"} <= set(names)
+    assert any(each.startswith("diffrax: ") for each in names)
+    assert any(each.startswith("torchcde: ") for each in names) == name.startswith("cde")
+
+
+def test_a_task_is_its_numbers() -> None:
+    task, found = numbers("small", quick=True)
+    other = task_of("small", quick=True)
+    with torch.no_grad():
+        next(other.modules.parameters()).mul_(2.0)
+    assert digest(other) != digest(task)
+    assert digest(load(other, found)) == digest(task)
+    assert list(arrays(task)) == list(found)
+
+
+@pytest.mark.parametrize("name", ["cde", "pendulum", "flow"])
+def test_gradients_of_the_libraries_agree_with_the_reference(name: str, tmp_path: Path) -> None:
+    task, found = numbers(name, quick=True)
+    good = reference(name, task, found, quick=True, folder=tmp_path)
+    assert 0.0 < good.good_to < 1e-3
+    again = reference(name, task, {}, quick=True, folder=tmp_path)  # it is kept: nothing is computed
+    np.testing.assert_array_equal(again.gradient, good.gradient)
+    wanted = {"seminode: Replay", "torchdiffeq: adjoint, seminorm", "torchcde: direct"}
+    for contender in contenders(name):
+        if contender.name in wanted:
+            runner = TorchRunner(load(task_of(name, quick=True), found), contender)
+            assert runner.run()["seconds"] > 0.0
+            assert good.error(runner.gradient()) < 2e-2, contender.name
+
+
+# What is made of the results.
+
+
+def row(name: str, minimum: float, error: float, compiled: bool = False) -> dict[str, Any]:
+    library, setting = name.split(": ")
+    rounds = [{"seconds": minimum, "forward": 0.4 * minimum, "backward": 0.6 * minimum}]
+    timing = {"minimum": minimum, "median": 1.1 * minimum, "first": 3.0, "rounds": rounds}
+    about = {"name": name, "library": library, "setting": setting, "compiled": compiled}
+    return {**about, **timing, "error": error, "versions": {library: "1.0"}}
+
+
+def result(problem: str = "small", **extra: Any) -> dict[str, Any]:
+    rows = [
+        row("seminode: Direct", 0.2, 1e-4),
+        row("seminode: fast and bad, compiled", 0.01, 1e-1, compiled=True),
+        row("seminode: Direct, compiled", 0.05, 1.04e-4, compiled=True),
+        row("torchdiffeq: adjoint", 1.0, 5e-4),
+        row("torchdiffeq: direct", 0.3, 1e-4),
+        row("diffrax: Direct", 0.04, 2e-4, compiled=True),
+        {"name": "torchode: x", "library": "torchode", "setting": "x", "compiled": False, "failed": "RuntimeError: no"},
+    ]
+    about = {"problem": problem, "title": f"Problem {problem}", "rtol": 1e-3, "atol": 1e-6, "parameters": 1348}
+    where = {"date": "2026-01-01T00:00:00", "machine": {"processor": "A CPU"}, "threads": 1}
+    return {**about, **where, "reference": {"how": "float64", "good_to": 1e-7}, "rows": rows, **extra}
+
+
+def test_only_settings_as_accurate_are_compared() -> None:
+    found = {each.against: each for each in verdicts(result())}
+    adjoint = found["torchdiffeq's adjoint"]
+    assert adjoint.ours is not None
+    assert adjoint.ours["name"] == "seminode: Direct, compiled"  # not the one that is fast and bad
+    assert adjoint.ratio == pytest.approx(20.0)
+    assert adjoint.says == "met"
+    assert found["torchdiffeq's best"].ratio == pytest.approx(6.0)  # 4 % worse is as good
+    assert found["diffrax's best"].ratio == pytest.approx(0.8)
+    assert found["diffrax's best"].says == "missed"
+    eager = found["torchdiffeq's odeint, seminode eager"]
+    assert eager.ratio == pytest.approx(1.5)
+    assert eager.says == "met"
+    assert "torchode's best" not in found
+
+
+def test_nobody_as_accurate_is_a_miss() -> None:
+    rows = [*result()["rows"], row("diffrax: exact", 0.001, 1e-9, compiled=True)]
+    found = {each.against: each for each in verdicts(result(rows=rows))}
+    assert found["diffrax's best"].ratio is None
+    assert found["diffrax's best"].says == "missed: no setting as accurate"
+    assert "missed: no setting as accurate" in verdict_table(result(rows=rows))
+    alone = {each.against: each for each in verdicts(result(rows=rows[:3]))}
+    assert alone["diffrax's best"].says == "no such peer ran"
+
+
+def test_the_page_and_its_picture_come_from_the_results(tmp_path: Path) -> None:
+    folder, page, picture = tmp_path / "results", tmp_path / "page.md", tmp_path / "images" / "picture.png"
+    folder.mkdir()
+    for name in ("cde", "small", "flow"):
+        (folder / f"{name}.json").write_text(json.dumps(result(name)))
+    page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- bench -->\nold\n<!-- /bench -->\nz\n")
+    arguments = ["--results", str(folder), "--page", str(page), "--picture", str(picture), "--readme", str(readme)]
+    report.main(arguments)
+    once = page.read_text()
+    report.main(arguments)
+    assert page.read_text() == once
+    assert once.startswith("before\n")
+    assert once.endswith("\nafter\n")
+    assert "old" not in once
+    assert once.index("### Problem small") < once.index("### Problem cde")  # the order of the suite
+    assert "RuntimeError: no" in once
+    assert "20.00 (10: met)" in once
+    assert "50 ms" in once
+    assert 10_000 < picture.stat().st_size < 500_000
+    assert "20.00×" in readme.read_text()
+    assert readme.read_text().startswith("a\n<!-- bench -->\n")
+    assert readme.read_text().endswith("<!-- /bench -->\nz\n")
+
+
+def test_overhead_and_scaling_have_their_sections() -> None:
+    halves = {f"{way}_{what}": 2.0 for way in ("forward", "backward") for what in ("seconds", "alone", "evaluations")}
+    kinds = {kind: {name: [3.0] for name in ("seminode", "torchdiffeq", "field")} for kind in overhead.FIELDS}
+    size = {"steps": 100, "adjoint": "Replay", "compiled": True, "seconds": 0.5, "mb": 7.0}
+    others = {
+        "overhead": {**kinds, "evaluations": {"cde": {"Direct": halves}}},
+        "scaling": {"along": {"steps": [size]}},
+    }
+    page = report.text([], others)
+    assert "Trivial field" in page
+    assert "1.00" in page  # 2 s over 2 s
+    assert "0.500 s, 7 MB" in page
+
+
+def test_without_results_the_page_says_so() -> None:
+    assert report.text([]) == "No results yet."
+    page = ROOT / "docs" / "benchmarks.md"
+    assert report.BEGIN in page.read_text()
+    assert report.END in page.read_text()
+
+
+def test_time_is_linear_if_a_step_more_costs_the_same() -> None:
+    sizes = [{"steps": n, "seconds": 0.5 + 0.001 * n} for n in (100, 1000, 10000)]
+    assert scaling.growth(sizes) == pytest.approx(1.0)
+    assert scaling.linear(1.0) == "1.00 (linear)"
+    sizes[-1]["seconds"] *= 1.5
+    assert scaling.linear(scaling.growth(sizes)).endswith("(not linear)")
+    assert scaling.growth([*sizes[:2], {"failed": "no"}]) is None
+
+
+@pytest.fixture
+def no_back_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs run as they were traced."""
+    monkeypatch.setattr(graphs, "back_end", lambda module, examples: lambda inputs: list(module(*inputs)))
+    monkeypatch.setattr(graphs, "_front_ends", {})
+    monkeypatch.setattr(graphs, "_known", WeakValueDictionary())
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("no_back_end")
+def test_a_pass_is_taken_apart() -> None:
+    parts = anatomy.anatomy("small", "Direct, compiled", repeats=1, quick=True)
+    assert parts.calls >= 3  # the first slope, the probe, and a step each way
+    assert 0.0 < parts.products < parts.whole
+    assert 0.0 < parts.programs < parts.whole
+
+
+@pytest.mark.usefixtures("no_back_end")
+def test_ways_to_compile_a_step_agree() -> None:
+    given = ways.setting()
+    expected = ways.op_by_op(given)
+    with torch.no_grad():
+        for way in (ways.programs(given), ways.saving(given)):
+            torch.testing.assert_close(way.step()[0], expected.step()[0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(way.pull()[0], expected.pull()[0], rtol=1e-4, atol=1e-5)
+
+
+def test_scaling_measures_every_adjoint(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scaling.run(["batch"], ["Direct", "Replay"], repeats=1, quick=True)
+    assert [each["adjoint"] for each in found["batch"]] == ["Direct", "Direct", "Replay", "Replay"]
+    assert all(each["seconds"] > 0.0 for each in found["batch"])
+    assert "Replay" in capsys.readouterr().out
