@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import models, norms, paths
 from ._integrals.detect import integral_leaves
 from ._stepping.interpolation import DenseSolution
-from ._stepping.problem import Record, Solution, Stats, Status
 from .adjoints import Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
 from .controllers import PID, FixedStep, Integral, PrescribedSteps
 from .diagnostics import profile
@@ -19,6 +18,7 @@ from .errors import (
     StepSizeUnderflow,
     ToleranceWarning,
 )
+from .solution import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
     RK4,

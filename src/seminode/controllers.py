@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ._stepping.problem import Record
 from .norms import ErrorNorm
+from .solution import Record
 
 History = tuple[float, ...]
 

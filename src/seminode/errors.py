@@ -67,6 +67,12 @@ class NonFiniteState(SolveError):
     status = "non-finite state"
 
 
+class StepFailure(SolveError):
+    """The solver could not compute a step, and a shorter one does not help or is not allowed."""
+
+    status = "step failure"
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called into this package."""
     depth, frame = 2, sys._getframe(1)

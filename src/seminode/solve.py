@@ -4,77 +4,109 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from ._field import checks as arguments
+from ._compile.torch_private import untraced
+from ._field import checks
 from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
 from ._integrals.auto_norm import ignoring_integrals
 from ._stepping.interpolation import DenseSolution
-from ._stepping.problem import Forward, Problem, Solution, Status
-from .adjoints import Adjoint, Replay
+from ._stepping.problem import Problem, Save
+from ._stepping.schedule import Plan
+from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Replay
+from .adjoints.base import ForwardResult
 from .controllers import Controller
 from .norms import Norm
-from .solvers import Solver
+from .solution import Solution, Status
+from .solvers import Solver, SolverName
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+Y = TypeVar("Y")
+S = TypeVar("S")
 
-def _untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Have torch.compile step over a function and what it calls, other than what is compiled itself.
-
-    The loop of a solver is decided by values: traced, it falls into a hundred pieces. This is what
-    `torch.compiler.disable` does, which would load the compiler, for seconds, at import.
-    """
-    try:
-        from torch._C._dynamo import eval_frame as frames
-
-        alone = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    except (ImportError, AttributeError):  # another version of torch: traced, it still works
-        return function
-
-    def untraced(*args: P.args, **kwargs: P.kwargs) -> R:
-        tracer = frames.set_eval_frame(None)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            frames.set_eval_frame(tracer)
-
-    frames.set_code_exec_strategy(untraced.__code__, alone)
-    untraced.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="solve() decides by values")
-    return functools.wraps(function)(untraced)
+#: Norms of the forward pass by name.
+NormName = Literal["rms", "max", "mixed", "mixed_per_tensor", "auto"]
 
 
-@_untraced
+class SolveOptions(TypedDict, total=False):
+    """The options of [`solve`][seminode.solve] that models take too, for type checkers."""
+
+    solver: SolverName | Solver
+    rtol: Any
+    atol: Any
+    controller: Controller | None
+    norm: NormName | Norm | None
+    adjoint: AdjointName | Adjoint
+    jumps: Tensor | Sequence[float] | None
+    record: bool
+    progress: bool
+    max_steps: int
+    compile: bool
+
+
+class AllOptions(SolveOptions, total=False):
+    """All keyword arguments of `solve` but `save`, for type checkers."""
+
+    args: tuple[Any, ...]
+    params: nn.Module | Iterable[Tensor] | None
+    dense: bool
+    throw: bool
+
+
+@overload
+def solve(
+    field: Callable[..., Any],
+    y0: Y,
+    ts: Tensor | Sequence[float],
+    *,
+    save: Save = "ts",
+    **options: Unpack[AllOptions],
+) -> Solution[Y]: ...
+
+
+@overload
+def solve(
+    field: Callable[..., Any],
+    y0: Y,
+    ts: Tensor | Sequence[float],
+    *,
+    save: Callable[[Tensor, Y], S],
+    **options: Unpack[AllOptions],
+) -> Solution[S]: ...
+
+
+@untraced
 def solve(
     field: Callable[..., Any],
     y0: Any,
     ts: Tensor | Sequence[float],
     *,
     args: tuple[Any, ...] = (),
-    solver: str | Solver = "dopri5",
+    solver: SolverName | Solver = "dopri5",
     rtol: Any = None,
     atol: Any = None,
     controller: Controller | None = None,
-    norm: str | Norm | None = None,
-    adjoint: Adjoint = Replay(),
+    norm: NormName | Norm | None = None,
+    adjoint: AdjointName | Adjoint = Replay(),
     params: nn.Module | Iterable[Tensor] | None = None,
     jumps: Tensor | Sequence[float] | None = None,
-    save: str | Callable[[Tensor, Any], Any] = "ts",
+    save: Save | Callable[[Tensor, Any], Any] = "ts",
     dense: bool = False,
     record: bool = False,
     progress: bool = False,
     throw: bool = True,
     max_steps: int = 100_000,
     compile: bool = False,
-) -> Solution:
+) -> Solution[Any]:
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
     Arguments:
@@ -90,22 +122,22 @@ def solve(
             float32, 1e-2 and 1e-4 in half precision.
         controller: step-size control; by default `Integral()`. Solvers without an error estimate need `FixedStep(dt)`.
         norm: of the error: `"rms"`, `"max"`, or a function of a structure like y0; by default the largest root mean
-            square of any leaf. `"auto"` finds the leaves that are only integrals (see `integral_leaves`) and leaves
-            them out, forward and backward; [`norms.Without`][seminode.norms.Without] names them.
-        adjoint: how to differentiate; by default `Replay()`.
-        params: the tensors of the field that get gradients; by default all that it is found to use.
+            square of any leaf. `"auto"` detects the leaves that are only integrals (see `integral_leaves`) and leaves
+            them out, forward and backward; [`norms.Without`][seminode.norms.Without] declares them.
+        adjoint: how to differentiate: an object, or a name such as `"backsolve"`; by default `Replay()`.
+        params: the tensors of the field that get gradients; by default they are detected automatically.
         jumps: times at which the field is discontinuous in t. Steps end on them, and the field is evaluated on either
             side, never at the jump itself.
         save: `"ts"`, `"last"` (at ts[-1] only), `"steps"` (after every accepted step), or a function `save(t, y)` whose
-            result is stacked instead of y.
+            results are stacked instead of y.
         dense: also return the solution as a function of time.
         record: also return the times of all evaluations and steps.
         progress: show a progress bar on a terminal.
-        throw: raise if the solve cannot go on; otherwise return what there is, with its status. With `Replay` also
-            whether a gradient that is not finite is an error on the backward pass.
+        throw: raise an error if the solve cannot go on; otherwise return the outputs so far, with the status. It also
+            decides whether a gradient that is not finite is an error on the backward pass.
         max_steps: limit on the attempted steps of the whole solve.
-        compile: fuse each step, and each pull-back of a step, into one compiled program; see [Speed](speed.md). The
-            first solve with a field takes seconds to compile it, later ones reuse the programs.
+        compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
+            with a field takes seconds to compile it, later ones reuse the programs.
 
     Example:
         >>> import torch, seminode as sn
@@ -117,52 +149,69 @@ def solve(
     """
     with _normal_tensors() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
         y0, args = _without_inference((y0, args))
-        arguments.check_field(field)
+        checks.check_field(field)
         flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
-        arguments.check_flags(**flags)
-        layout = arguments.check_state(y0)
+        checks.check_flags(**flags)
+        layout = checks.check_state(y0)
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
         flat = layout.pack(y0).to(dtype)
-        tensor_ts, times = arguments.check_times(_without_inference(ts), flat)
-        chosen_solver = arguments.check_solver(solver)
-        chosen_controller = arguments.check_controller(controller, chosen_solver)
-        where, function = arguments.check_save(save)
+        tensor_ts, times = checks.check_times(_without_inference(ts), flat)
+        chosen_solver = checks.check_solver(solver)
+        chosen_controller = checks.check_controller(controller, chosen_solver)
+        where, function = checks.check_save(save)
+        args = checks.check_args(args)
         problem = Problem(
-            field=Field(field, layout, leaf.dtype, arguments.check_args(args), present_autocast(flat.device)),
+            field=Field(field, layout, leaf.dtype, args, present_autocast(flat.device)),
             y0=flat,
             ts=tensor_ts,
             times=times,
             solver=chosen_solver,
             controller=chosen_controller,
-            error=arguments.check_error_norm(norm, rtol, atol, y0, layout, flat, chosen_controller),
-            jumps=arguments.check_jumps(jumps),
+            error=checks.check_error_norm(norm, rtol, atol, y0, layout, flat, chosen_controller),
+            jumps=checks.check_jumps(jumps),
             params=None if params is None else chosen(params),
-            integrals=arguments.check_integrals(norm, layout),
+            integrals=checks.check_integrals(norm, layout),
             save=where,
-            max_steps=arguments.check_count("max_steps", max_steps),
+            max_steps=checks.check_count("max_steps", max_steps),
             **flags,
         )
-        if not isinstance(adjoint, Adjoint):
-            raise TypeError(f"adjoint: expected an Adjoint such as sn.Replay(), found {arguments.found(adjoint)}")
-        run = adjoint.run
+        run = _check_adjoint(adjoint).run
         if isinstance(norm, str) and norm == "auto":
-            run = functools.partial(ignoring_integrals, run=adjoint.run)
-        return _solution(problem, run(problem), leaf.dtype, function)
+            run = functools.partial(ignoring_integrals, run=run)
+        try:
+            return _solution(problem, run(problem), leaf.dtype, function)
+        except TypeError as error:
+            explanation = checks.explain_call(field, args)
+            if explanation is None:
+                raise
+            raise TypeError(explanation) from error
+
+
+def _check_adjoint(adjoint: Any) -> Adjoint:
+    if isinstance(adjoint, Adjoint):
+        return adjoint
+    if isinstance(adjoint, str):
+        if adjoint in BY_NAME:
+            return BY_NAME[adjoint]()
+        hint = "; pass sn.Checkpointed(n)" if adjoint == Checkpointed.__name__.lower() else ""
+        raise ValueError(f"adjoint: expected one of {', '.join(BY_NAME)} or an object, found {adjoint!r}{hint}")
+    raise TypeError(f"adjoint: expected a name or an object such as sn.Replay(), found {checks.described(adjoint)}")
 
 
 def _solution(
-    problem: Problem, result: Forward, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
-) -> Solution:
+    problem: Problem, result: ForwardResult, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
+) -> Solution[Any]:
     layout = problem.field.layout
+    ts = _output_times(problem, result)
     ys = layout.unpack(result.ys.to(dtype), lead=1)
     if function is not None:
-        ys = _apply(function, result.ts, result.ys.to(dtype), layout)
+        ys = _apply(function, ts, result.ys.to(dtype), layout)
     dense = None
     if result.coefficients is not None:
-        dense = DenseSolution(_knots(problem, result), result.coefficients, layout, dtype)
+        dense = DenseSolution(_knots(problem, result.plans), result.coefficients, layout, dtype)
     return Solution(
-        ts=result.ts,
+        ts=ts,
         ys=ys,
         stats=result.stats,
         status=Status.of(result.error),
@@ -170,6 +219,18 @@ def _solution(
         dense=dense,
         record=result.record,
     )
+
+
+def _output_times(problem: Problem, result: ForwardResult) -> Tensor:
+    """The times of the outputs, as functions of `ts`."""
+    ts, count = problem.ts, len(result.ys)
+    if problem.save == "ts":
+        return ts[:count]
+    if problem.save == "last":
+        return ts[-1:][:count]
+    if not result.plans:
+        return ts[:1]
+    return _knots(problem, result.plans).to(device=ts.device, dtype=ts.dtype)
 
 
 def _apply(function: Callable[[Tensor, Any], Any], ts: Tensor, ys: Tensor, layout: Layout) -> Any:
@@ -188,9 +249,9 @@ def _apply(function: Callable[[Tensor, Any], Any], ts: Tensor, ys: Tensor, layou
     return unflatten(node, iter([torch.stack(column) for column in zip(*leaves, strict=True)]))
 
 
-def _knots(problem: Problem, result: Forward) -> Tensor:
+def _knots(problem: Problem, plans: Sequence[Plan]) -> Tensor:
     """The ends of the steps as a tensor that moves with ts[0] and ts[-1] as the steps do."""
-    plans, ts = result.plans, problem.ts
+    ts = problem.ts
     wide = torch.float32 if ts.device.type == "mps" else torch.float64
     if not plans:
         return torch.tensor([problem.times[0]] * 2, dtype=wide, device=problem.y0.device)
@@ -203,7 +264,7 @@ def _knots(problem: Problem, result: Forward) -> Tensor:
 
 
 @contextlib.contextmanager
-def _normal_tensors():
+def _normal_tensors() -> Iterator[None]:
     """Inside inference mode, solve outside of it: a field may take a gradient of its own (a Hamiltonian's, say)."""
     with torch.inference_mode(False), torch.no_grad():
         yield

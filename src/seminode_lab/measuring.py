@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import seminode as sn
-from seminode._stepping.problem import Stats
 from seminode.adjoints import Adjoint
 from seminode.controllers import Controller
 from seminode.diagnostics.contenders import Contender
@@ -28,6 +27,7 @@ from seminode.diagnostics.measurement import Course
 from seminode.diagnostics.reference import default_double
 from seminode.diagnostics.results import Reference
 from seminode.diagnostics.subject import flat_gradient, relative_error
+from seminode.solution import Stats
 from seminode.solvers import Bosh3, Dopri5, Dopri8
 
 from .modes import oversized_seminorm, solve_options

@@ -1,162 +1,218 @@
-"""The compiled engine: evaluations, steps and what they keep come out of compiled programs."""
+"""Compiled evaluators and steppers: evaluations, steps and their kept activations come from compiled programs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._field.determinism import Purity
-from .._field.field import Field
+from .._field.determinism import Determinism
 from .._field.pytree import real_dtype
-from .._stepping.engine import Eager, Step
-from .._stepping.observers import Tally
-from .._stepping.problem import Plan, Problem
+from .._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
+from .._stepping.problem import Problem
+from .._stepping.schedule import Plan
+from .._stepping.step import Attempt, Step
 from ..errors import CompileWarning, warn
 from ..norms import ErrorNorm
-from ..solvers import ExplicitRungeKutta, Solver
+from ..solvers.base import Solver, StepResult
+from ..solvers.explicit import ExplicitRungeKutta
 from .graph import Capture, NotCompiled, capture, described
 from .programs import Wanted, evaluation_program, saving_programs, step_program, tolerances
 
+P = TypeVar("P")
 
-class Fused(Eager):
-    """Runs steps as compiled programs, or op by op where there is no graph of the field.
 
-    `norm` is that of the error control, which is part of a step.
-    """
+class Programs:
+    """The programs of one solve, each looked up once; none at all as soon as one of them cannot be made."""
 
-    def __init__(
-        self,
-        field: Field,
-        solver: Solver,
-        like: Tensor,
-        purity: Purity,
-        tally: Tally,
-        log: list[float] | None,
-        captured: Capture | None,
-        norm: ErrorNorm | None,
-    ):
-        super().__init__(field, solver, like, purity, tally, None, log)
-        self.capture = captured
-        self.norm = norm
+    def __init__(self, captured: Capture):
+        self._capture: Capture | None = captured
         self._ready: dict[Callable[..., Any], Any] = {}
-        if captured is not None:
-            self._rest = captured.rest
-            self._allowed = tolerances(norm, like)
+        self.rest = captured.rest
 
-    def _made(self, program: Callable[..., Any], *args: Any) -> Any:
-        """A program, looked up once a solve; `None`, and from here on op by op, if it cannot be made."""
-        if self.capture is None:
+    def find(self, program: Callable[..., P], *args: Any) -> P | None:
+        """A program, or `None` if the solve has to go on eagerly."""
+        if self._capture is None:
             return None
         if program not in self._ready:
             try:
-                self._ready[program] = program(self.capture, *args)
+                self._ready[program] = program(self._capture, *args)
             except NotCompiled as reason:
-                warn_of(reason)
-                self.capture = None
+                warn_not_compiled(reason)
+                self._capture = None
                 return None
         return self._ready[program]
 
-    def _count_nodes(self, plan: Plan, nodes: Sequence[float]) -> None:
-        self.tally.nfe += len(nodes)
-        if self._log is not None:
-            self._log.extend(map(plan.stage_time, nodes))
 
-    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
-        program = self._made(evaluation_program, y)
-        return super()._evaluate(t, y, shift) if program is None else program(t, y, self._rest)[0]
+class CompiledEvaluator:
+    """Evaluates the field by a program."""
 
-    def first_slope(self, plan: Plan, y: Tensor) -> Tensor:
-        # What could be compiled draws no random numbers and changes no buffers.
-        return super().first_slope(plan, y) if self.capture is None else self.start_slope(plan, y)
+    def __init__(self, programs: Programs, eager: Evaluator, log: EvaluationLog):
+        self._programs, self._eager, self._log = programs, eager, log
 
-    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
-        if k1 is None:
-            k1 = self.start_slope(plan, y0)
-        program = self._made(step_program, self.solver, self.norm, y0, k1)
+    def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
+        program = self._programs.find(evaluation_program, y)
         if program is None:
-            return super().step(plan, y0, k1)
-        self._count_nodes(plan, program.nodes.evaluated)
-        y1, ratio, *slopes = program(plan, y0, k1, self._allowed, self._rest)
-        return FusedStep(self, plan, y0, y1, k1, slopes, ratio)
+            return self._eager(t, y, stage=stage, shift=shift)
+        self._log.add(t)
+        return program(t, y, self._programs.rest)[0]
 
 
-class Saving(Fused):
-    """Like `Fused`; steps also keep what their pull-backs need.
-
-    `wanted` says for which tensors that the field uses there will be a gradient to compute, `slopes` whether outputs
-    may lie inside of steps.
-    """
-
-    def __init__(self, *args: Any, wanted: Wanted, slopes: bool):
-        super().__init__(*args)
-        self._wanted, self._slopes = wanted, slopes
-        self._known: list[tuple[Tensor, list[Tensor]]] = []  # the latest first slopes, with what was kept of them
-
-    def _programs(self, y: Tensor) -> Any:
-        return self._made(saving_programs, self.solver, self.norm, self._wanted, self._slopes, y)
-
-    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
-        # One program less than if there were another for evaluations of which nothing is kept.
-        programs = self._programs(y)
-        return super()._evaluate(t, y, shift) if programs is None else programs.at(t, y, self._rest)[0]
-
-    def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
-        programs = self._programs(y)
-        if programs is None:
-            return super().start_slope(plan, y)
-        t = plan.stage_time(0.0)
-        self._count([t], prepare=False)
-        k, *kept = programs.at(t, y, self._rest)
-        self._known = [(k, kept)]
-        return k
-
-    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
-        if k1 is None:
-            k1 = self.start_slope(plan, y0)
-        programs = self._programs(y0)
-        if programs is None:
-            return super().step(plan, y0, k1)
-        own = next(kept for k, kept in self._known if k is k1)
-        self._count_nodes(plan, programs.nodes.evaluated)
-        found = programs.step(plan, y0, k1, self._allowed, self._rest)
-        count = 2 + self.solver.error_needs_end_slope + self.solver.stages - 1
-        (y1, ratio, *slopes), kept = found[:count], list(found[count:])
-        step = FusedStep(self, plan, y0, y1, k1, slopes, ratio)
-        step.kept, step.kept_at_end = [*kept[: programs.kept], *own], kept[programs.kept :]
-        # A rejected step starts again from k1, an accepted one is followed by one from its end.
-        self._known = [(k1, own)]
-        if step.known_end_slope is not None:
-            self._known.append((step.known_end_slope, step.kept_at_end))
-        return step
-
-
-class FusedStep(Step):
-    """A step that came out of a program, all of it at once."""
-
-    __slots__ = ("_ratio", "kept", "kept_at_end")
+class CompiledStepper:
+    """Takes a whole step, its error norm included, by one program."""
 
     def __init__(
-        self, engine: Eager, plan: Plan, y0: Tensor, y1: Tensor, k1: Tensor, slopes: Sequence[Tensor], ratio: Tensor
+        self,
+        solver: Solver,
+        norm: ErrorNorm | None,
+        like: Tensor,
+        programs: Programs,
+        evaluate: Evaluator,
+        eager: Stepper,
+        log: EvaluationLog,
     ):
-        ends = slopes[:1] if engine.solver.error_needs_end_slope else []
-        super().__init__(engine, plan, None, plan.dt, y0, y1, [k1, *slopes[len(ends) :]], [])
-        self._end_slope = ends[0] if ends else None
-        self._ratio = ratio
-        #: For the pull-back: of the step and the evaluation at its start, and of the evaluation at its end.
-        self.kept: list[Tensor] = []
-        self.kept_at_end: list[Tensor] = []
+        self._solver, self._norm, self._programs = solver, norm, programs
+        self._evaluate, self._eager, self._log = evaluate, eager, log
+        self._allowed = tolerances(norm, like)
 
-    def ratio(self, error: ErrorNorm) -> float:
-        return self._ratio.item()
+    def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
+        k1 = self._evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
+        program = self._programs.find(step_program, self._solver, self._norm, y0, k1)
+        if program is None:
+            return self._eager(plan, y0, k1)
+        self._log.add(*map(plan.stage_time, program.nodes.evaluated))
+        y1, ratio, *slopes = program(plan, y0, k1, self._allowed, self._programs.rest)
+        return compiled_step(self._solver, plan, y0, k1, y1, ratio, slopes, self._evaluate)
 
-    def is_finite(self) -> bool:
-        return torch.isfinite(self._ratio).item() is True or super().is_finite()
+
+def compiled_step(
+    solver: Solver,
+    plan: Plan,
+    y0: Tensor,
+    k1: Tensor,
+    y1: Tensor,
+    ratio: Tensor,
+    slopes: Sequence[Tensor],
+    evaluate: Evaluator,
+    saved: Any = None,
+) -> Step:
+    """A step from what a program returns: y1, its error ratio, and the slopes, first k_end if the estimate reads it."""
+    ends = int(solver.error_needs_end_slope)
+    attempted = Attempt(StepResult(y1, [k1, *slopes[ends:]]), slopes[0] if ends else None, None)
+
+    def evaluate_end(step: Step) -> Tensor:
+        return evaluate(plan.stage_time(1.0), step.end_anchor(), stage=solver.stages)
+
+    return Step(solver, plan, y0, k1, attempted, evaluate_end, dt=plan.dt, ratio=ratio, saved=saved)
 
 
-def captured(problem: Problem, t: float, purity: Purity) -> Capture | None:
+class Saved(NamedTuple):
+    """The activations that a step keeps for its VJP: of itself, of its first slope, and of its end slope."""
+
+    step: list[Tensor]
+    first: list[Tensor]
+    end: list[Tensor]
+
+
+class SavingPrograms:
+    """Finds the programs whose steps keep their activations.
+
+    `wanted` says for which tensors that the field uses a gradient may be asked for, `slopes` whether outputs may lie
+    inside of steps.
+    """
+
+    def __init__(self, programs: Programs, problem: Problem, wanted: Wanted, slopes: bool):
+        self._programs = programs
+        self._options = problem.solver, problem.error, wanted, slopes
+        self.rest = programs.rest
+
+    def find(self, y: Tensor) -> Any:
+        return self._programs.find(saving_programs, *self._options, y)
+
+
+class SavingEvaluator:
+    """Evaluates the field by the program that also keeps activations: one program less to compile."""
+
+    def __init__(self, programs: SavingPrograms, eager: Evaluator, log: EvaluationLog):
+        self._programs, self._eager, self._log = programs, eager, log
+        #: The latest first slopes, with the activations that were kept of them.
+        self.first_slopes: list[tuple[Tensor, list[Tensor]]] = []
+
+    def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
+        programs = self._programs.find(y)
+        if programs is None:
+            return self._eager(t, y, stage=stage, shift=shift)
+        self._log.add(t)
+        k, *kept = programs.at(t, y, self._programs.rest)
+        if stage == 0:
+            self.first_slopes = [(k, kept)]
+        return k
+
+
+class SavingStepper:
+    """Takes a whole step by one program, which also keeps the activations that the VJP of the step needs."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        programs: SavingPrograms,
+        evaluate: SavingEvaluator,
+        eager: Stepper,
+        log: EvaluationLog,
+    ):
+        self._solver, self._programs = problem.solver, programs
+        self._evaluate, self._eager, self._log = evaluate, eager, log
+        self._allowed = tolerances(problem.error, problem.y0)
+
+    def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
+        solver, evaluate = self._solver, self._evaluate
+        k1 = evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
+        programs = self._programs.find(y0)
+        if programs is None:
+            return self._eager(plan, y0, k1)
+        first = next(kept for k, kept in evaluate.first_slopes if k is k1)
+        self._log.add(*map(plan.stage_time, programs.nodes.evaluated))
+        values = programs.step(plan, y0, k1, self._allowed, self._programs.rest)
+        ends = int(solver.error_needs_end_slope)
+        count = 2 + ends + solver.stages - 1
+        (y1, ratio, *slopes), kept = values[:count], list(values[count:])
+        saved = Saved(kept[: programs.kept], first, kept[programs.kept :])
+        # A rejected step starts again from k1, an accepted one is followed by one that starts from its end.
+        evaluate.first_slopes = [(k1, first)]
+        if ends:
+            evaluate.first_slopes.append((slopes[0], saved.end))
+        return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate, saved)
+
+
+def _eager(problem: Problem, determinism: Determinism, log: EvaluationLog) -> tuple[EagerEvaluator, EagerStepper]:
+    """What steps fall back to."""
+    evaluate = EagerEvaluator(problem.field, problem.y0, determinism, log)
+    return evaluate, EagerStepper(problem.solver, evaluate, problem.error is not None)
+
+
+def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationLog, captured: Capture) -> Engine:
+    """An engine that takes compiled steps, or eager ones as soon as a program cannot be made."""
+    solver, programs = problem.solver, Programs(captured)
+    eager_evaluate, eager_step = _eager(problem, determinism, log)
+    evaluate = CompiledEvaluator(programs, eager_evaluate, log)
+    step = CompiledStepper(solver, problem.error, problem.y0, programs, evaluate, eager_step, log)
+    return Engine(solver, problem.field.layout, log.counter, evaluate, step)
+
+
+def saving_engine(
+    problem: Problem, determinism: Determinism, log: EvaluationLog, captured: Capture, wanted: Wanted, slopes: bool
+) -> Engine:
+    """An engine whose compiled steps keep the activations that their VJPs need."""
+    programs = SavingPrograms(Programs(captured), problem, wanted, slopes)
+    eager_evaluate, eager_step = _eager(problem, determinism, log)
+    evaluate = SavingEvaluator(programs, eager_evaluate, log)
+    step = SavingStepper(problem, programs, evaluate, eager_step, log)
+    return Engine(problem.solver, problem.field.layout, log.counter, evaluate, step)
+
+
+def captured(problem: Problem, t: float, determinism: Determinism) -> Capture | None:
     """The field of a problem as a graph; `None`, with a warning, if it cannot be compiled."""
     field, y = problem.field, problem.y0.detach()
     reason = None
@@ -165,22 +221,22 @@ def captured(problem: Problem, t: float, purity: Purity) -> Capture | None:
     elif field.autocast is not None or field.dtype != y.dtype:
         reason = "the field runs in lower precision than the solver"
     elif y.is_complex():
-        reason = "the compiler does not do complex numbers"
+        reason = "the compiler does not support complex numbers"
     if reason is None:
         time = torch.full((), t, dtype=real_dtype(y), device=y.device)
         try:
-            return capture(field.func, field.layout, time, y, field.args, purity.trial)
+            return capture(field.func, field.layout, time, y, field.args, determinism.trial)
         except NotCompiled as error:
             reason = str(error)
         except Exception as error:
             reason = described(error)
-            impure = purity.trial()
-            with torch.no_grad():
-                field(time, y)  # what is wrong with the field itself is raised here
-            impure()
-    warn_of(reason)
+            stateful = determinism.trial()
+            # An error of the field itself is raised here. With a graph, since the field may cache weights.
+            field(time, y)
+            stateful()
+    warn_not_compiled(reason)
     return None
 
 
-def warn_of(reason: object) -> None:
-    warn(f"compile: the solve runs op by op, since {reason}", CompileWarning)
+def warn_not_compiled(reason: object) -> None:
+    warn(f"compile: the solve runs eagerly, since {reason}", CompileWarning)

@@ -1,37 +1,43 @@
 """A field as a graph of tensor operations, and programs that are made of it and compiled.
 
-The compiler's front end (TorchDynamo) looks at the field once a solve. It finds out whether a graph that it has seen
-before still stands for the field (its *guards*: Python values, shapes, dtypes), and makes a new one if not. During a
-solve a field cannot change. So all later calls go around the front end, straight to programs that were compiled out
-of the graph by the back end (Inductor): a whole step, or the pull-back of a whole step.
+The compiler's front end (TorchDynamo) looks at the field once per solve. It checks whether a graph that it has seen
+before still represents the field (its *guards*: Python values, shapes, dtypes), and makes a new one if not. During a
+solve a field does not change. So all later calls bypass the front end and go straight to programs that the back end
+(Inductor) has compiled from the graph: a whole step, or the VJP of a whole step.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from inspect import signature
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from .._field.pytree import Layout
-from .rewrites import slow, table
+from .torch_private import make_fx, recompile_limit, transforms_unwound
 
-Program = Callable[[list[Any]], Sequence[Tensor]]
 Trial = Callable[[], Callable[[], bool]]
 
-#: How many graphs the front end may keep of one kind of solve: fields, shapes, dtypes.
+#: How many graphs a front end may keep: of different fields, arguments and Python values.
 GRAPHS = 64
+#: How many front ends are kept, one for each structure, shape, dtype and device of the state; the oldest make room.
+FRONT_ENDS = 16
+#: How many programs are kept with a graph; those that were not used for longest make room.
+PROGRAMS = 64
 
 
 class NotCompiled(Exception):
     """Why a program could not be made."""
+
+
+class Unavailable(NamedTuple):
+    """In place of a program that could not be made: the reason. It would take as long to fail again."""
+
+    reason: str
 
 
 class FieldGraph:
@@ -40,29 +46,29 @@ class FieldGraph:
     def __init__(self, module: Callable[..., tuple[Tensor]]):
         self._module = module
         self._lowered: Callable[..., tuple[Tensor]] | None = None
-        self._programs: dict[Hashable, Any] = {}
-        self.reason: str | None = None  # why it is no use
+        self._programs: OrderedDict[Hashable, Any] = OrderedDict()
+        self.reason: str | None = None  # why it cannot be used
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
         assert self._lowered is not None
         return self._lowered(*inputs)[0]
 
     def lower(self, inputs: Sequence[Tensor], y: Tensor, trial: Trial) -> None:
-        """Once, to plain tensor operations: what the field differentiates itself is worked out."""
-        if self._lowered is not None:
+        """Once, to plain tensor operations: derivatives that the field takes itself are worked out."""
+        if self._lowered is not None or self.reason is not None:
             return
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        impure = trial()
+        stateful = trial()
         try:
-            with torch.no_grad(), _transforms_unwound():
+            with torch.no_grad(), transforms_unwound():
                 lowered = make_fx(self._module)(*inputs)
-                (k,) = lowered(*inputs)
+                answers = lowered(*inputs)
         finally:
-            drawn = impure()
-        if drawn:
+            changed = stateful()
+        if changed:
             self.reason = "the field draws random numbers or changes buffers"
-        elif k.shape != y.shape or k.dtype != y.dtype:
+        elif len(answers) != 1:
+            self.reason = "the field stores a tensor that it computes"
+        elif answers[0].shape != y.shape or answers[0].dtype != y.dtype:
             self.reason = "the field answers in another shape or dtype than that of the state"
         self._lowered = lowered
 
@@ -75,18 +81,24 @@ class FieldGraph:
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
         if key not in self._programs:
-            with _transforms_unwound():
-                try:
-                    self._programs[key] = make()
-                except NotCompiled as reason:  # of a program that this one is made of
-                    self._programs[key] = reason
-                except Exception as error:
-                    # Kept as well: it would take as long to fail again.
-                    self._programs[key] = NotCompiled(described(error))
-        found = self._programs[key]
-        if isinstance(found, NotCompiled):
-            raise found
-        return found
+            self._programs[key] = self._made(make)
+            while len(self._programs) > PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        program = self._programs[key]
+        if isinstance(program, Unavailable):
+            raise NotCompiled(program.reason)
+        return program
+
+    @staticmethod
+    def _made(make: Callable[[], Any]) -> Any:
+        with transforms_unwound():
+            try:
+                return make()
+            except NotCompiled as reason:  # of a program that this one is made of
+                return Unavailable(str(reason))
+            except Exception as error:
+                return Unavailable(described(error))
 
 
 class Capture(NamedTuple):
@@ -108,27 +120,23 @@ class Capture(NamedTuple):
         return self.graph([t if i == self.t else y if i == self.y else next(others) for i in range(len(self.inputs))])
 
 
-@contextlib.contextmanager
-def _transforms_unwound() -> Iterator[None]:
-    """A transform of torch.func that fails half-way may leave its layers behind, and nothing would work any more."""
-    from torch._C import _functorch as layers  # pyright: ignore[reportMissingModuleSource, reportAttributeAccessIssue]
-
-    depth = layers.get_dynamic_layer_stack_depth()
-    try:
-        yield
-    finally:
-        if layers.get_dynamic_layer_stack_depth() > depth:
-            layers.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-
-
 def described(error: Exception) -> str:
     """The first line of an error; the compiler's go on for pages."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
-_latest = threading.local()
+class Captured(Exception):
+    """Carries a graph and its inputs out of the front end's call.
+
+    The call ends here: there is no answer to go on with, and what the field stores must not be overwritten.
+    """
+
+    def __init__(self, graph: FieldGraph, inputs: tuple[Tensor, ...]):
+        super().__init__()
+        self.graph, self.inputs = graph, inputs
 
 
+#: Graphs by their structure, for as long as some front end holds them.
 _known: WeakValueDictionary[Hashable, FieldGraph] = WeakValueDictionary()
 
 
@@ -152,10 +160,8 @@ def _backend(module: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callab
         if key is not None:
             _known[key] = graph
 
-    def run(*inputs: Tensor) -> tuple[Tensor]:
-        # Nobody reads the answer: what is wanted is the graph, and the tensors it takes.
-        _latest.seen = graph, inputs
-        return (torch.empty(0),)
+    def run(*inputs: Tensor) -> NoReturn:
+        raise Captured(graph, inputs)
 
     return run
 
@@ -168,10 +174,6 @@ def _evaluate(func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, ar
     return layout.join(leaves)
 
 
-#: Older versions of torch have one limit for all functions, and stop at eight graphs.
-_LIMIT: Any = {"recompile_limit": GRAPHS} if "recompile_limit" in signature(torch.compile).parameters else {}
-
-
 class FrontEnd:
     """Captures fields. One for each layout of the state, so that none is held up by the number of others."""
 
@@ -179,11 +181,11 @@ class FrontEnd:
         code = _evaluate.__code__
         # A function of its own to the front end, which counts graphs by code.
         own = FunctionType(code.replace(co_name="evaluate"), globals())
-        self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False, **_LIMIT)
+        self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False, **recompile_limit(GRAPHS))
         self._graphs: set[FieldGraph] = set()
 
     def renewed(self) -> FrontEnd | None:
-        """One with room again, if what filled it up were few graphs seen often: those of fields that count."""
+        """A new one, if this one is full of few graphs seen often, which are those of fields that count."""
         if len(self._graphs) > GRAPHS // 2:
             return None
         new = FrontEnd()
@@ -193,14 +195,13 @@ class FrontEnd:
     def capture(
         self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
     ) -> Capture:
-        _latest.seen = None
-        with torch.no_grad(), _transforms_unwound():
-            self._evaluate(func, layout, t, y, args)
-        if _latest.seen is None:
+        try:
+            with torch.no_grad(), transforms_unwound():
+                self._evaluate(func, layout, t, y, args)
+        except Captured as captured:
+            graph, inputs = captured.graph, captured.inputs
+        else:
             raise NotCompiled("the field has no operations to compile")
-        seen: Any = _latest.seen
-        graph, inputs = seen
-        _latest.seen = None
         self._graphs.add(graph)
         graph.lower(inputs, y, trial)
         if graph.reason is not None:
@@ -209,123 +210,29 @@ class FrontEnd:
         return Capture(graph, inputs, where.get(id(t)), where.get(id(y)))
 
 
-_front_ends: dict[Hashable, FrontEnd] = {}
+_front_ends: OrderedDict[Hashable, FrontEnd] = OrderedDict()
 
 
 def capture(
     func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
 ) -> Capture:
-    """The field's graph and its inputs. Raises whatever the compiler does not like about the field.
+    """The field's graph and its inputs. Raises whatever the compiler raises about the field.
 
-    `trial` is called before an evaluation that does not count; what it returns, called afterwards, says whether that
-    drew random numbers or changed a buffer.
+    `trial` is called before an evaluation that does not count; its result, called afterwards, says whether that drew
+    random numbers or changed a buffer.
     """
     key = layout, y.dtype, y.device
-    if key not in _front_ends:
-        _front_ends[key] = FrontEnd()
-    given = func, layout, t.detach(), y.detach(), args, trial
+    front_end = _front_ends[key] if key in _front_ends else _front_ends.setdefault(key, FrontEnd())
+    _front_ends.move_to_end(key)
+    while len(_front_ends) > FRONT_ENDS:
+        _front_ends.popitem(last=False)
+    inputs = func, layout, t.detach(), y.detach(), args, trial
     try:
-        return _front_ends[key].capture(*given)
+        return front_end.capture(*inputs)
     except Exception as error:
         full = type(error).__name__.endswith("LimitHit")  # its name has changed over the versions of torch
-        new = _front_ends[key].renewed() if full else None
-        if new is None:
+        renewed = front_end.renewed() if full else None
+        if renewed is None:
             raise
-    _front_ends[key] = new
-    return new.capture(*given)
-
-
-def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Program:
-    """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties."""
-    return back_end(traced(function, examples, rewritten=True), list(examples))
-
-
-def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
-    # On a CPU it is faster to have all kernels called from C++; on a GPU the host is ahead of them anyway.
-    if all(x.device.type == "cpu" for x in examples):
-        # Channels last makes convolutions no faster there, and everything around them slower.
-        try:
-            made = _inductor(copy.deepcopy(module), examples, {"cpp_wrapper": True, "layout_optimization": False})
-        except Exception:  # not everything can be
-            made = _inductor(module, examples, {"layout_optimization": False})
-        return _bare(made)
-    return _inductor(module, examples, {})
-
-
-def _inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any]) -> Any:
-    import torch._functorch.config
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    # Tensors without values: else those would be part of the name by which a program is found on disk again. And there
-    # it is looked for only if nobody waits for a bundle of both passes to be stored.
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    given = [mode.from_tensor(x, static_shapes=True) for x in examples]
-    alone = torch._functorch.config.patch(bundled_autograd_cache=False)
-    with tracing(TracingContext(mode)), config.patch(options), alone:
-        return compile_fx_inner(module, given, cpp_wrapper=options.get("cpp_wrapper", False))
-
-
-def _bare(made: Any) -> Program:
-    """Without what is around a program: profilers, and what the first call on a GPU still has to tune."""
-    inner = getattr(made, "current_callable", None)
-    if inner is None:
-        return made
-
-    def run(inputs: list[Any], owner: Any = made) -> Sequence[Tensor]:
-        return inner(inputs)
-
-    return run
-
-
-def traced(
-    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], rewritten: bool
-) -> torch.fx.GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    functional = torch.func.functionalize(function, remove="mutations")
-    # Without values: with them, shapes are worked out beside every operation all the same, in twice the time. Tensors
-    # that the function has closed over are real ones.
-    trace = make_fx(functional, table(rewritten), tracing_mode="fake", _allow_non_fake_inputs=True)
-    with torch.no_grad():
-        module = trace(*examples)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    return module
-
-
-class Halves(NamedTuple):
-    """A function and its pull-back as two graphs.
-
-    The first takes the inputs and returns the outputs, then what it keeps; the second takes what was kept, then the
-    cotangents, and returns the gradients.
-    """
-
-    forward: torch.fx.GraphModule
-    backward: torch.fx.GraphModule
-    kept: int  # how many tensors
-
-
-def split(
-    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], outputs: int
-) -> Halves:
-    """Cut (*inputs, *cotangents) ↦ (outputs, gradients) in two. What is kept between the halves is for the compiler
-    to decide, but that nothing is computed twice which takes long."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    module = traced(function, [*inputs, *cotangents], rewritten=False)
-    # The names by which the partitioner knows what belongs where.
-    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        own = i - len(inputs)
-        node.name = node.target = f"primals_{i + 1}" if own < 0 else f"tangents_{own + 1}"
-    for node in module.graph.nodes:
-        if slow(node):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    module.recompile()
-    forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=outputs)
-    (found,) = forward.graph.find_nodes(op="output")
-    return Halves(forward, backward, len(found.args[0]) - outputs)
+    _front_ends[key] = renewed
+    return renewed.capture(*inputs)

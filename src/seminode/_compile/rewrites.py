@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .torch_private import usual_decompositions
+
 #: tanh x ≈ x·P(x²)/Q(x²) for |x| ≤ TANH_END, from where on it rounds to one: the best fit of these degrees in the
 #: relative error (9e-9 before rounding), found by linear programming.
 TANH_P = (1.00000001253621, 0.13400028096203742, 0.0035171003139261242, 2.091281302475961e-05, 1.3670256972877095e-08)
@@ -140,9 +142,7 @@ def table(rewritten: bool) -> dict[Any, Callable[..., Any]]:
 
     Otherwise what the rules are about stays whole.
     """
-    from torch._inductor.decomposition import select_decomp_table
-
-    usual = select_decomp_table()
+    usual = usual_decompositions()
     found = {op: rule for op, rule in usual.items() if op not in RULES}
     if rewritten:
         found |= {op: _either(rule, usual.get(op)) for op, rule in RULES.items()}

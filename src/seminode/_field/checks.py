@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -10,7 +11,7 @@ from numbers import Real
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import norms
 from ..controllers import Controller, Integral
@@ -30,8 +31,33 @@ DEFAULT_TOLERANCES = {
 
 
 def check_field(field: Any) -> None:
+    if isinstance(field, type):
+        raise TypeError(
+            f"field: expected a callable field(t, y, *args), found the class {field.__name__}; pass an object of it"
+        )
     if not callable(field):
         raise TypeError(f"field: expected a callable field(t, y, *args), found {type(field).__name__}")
+
+
+def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
+    """Why field(t, y, *args) cannot be called, if its signature does not allow it; asked after a `TypeError`."""
+    try:
+        signature = inspect.signature(field.forward if isinstance(field, nn.Module) else field)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(None, None, *args)
+    except TypeError:
+        count, parameters = len(args), list(signature.parameters.values())
+        passed = f"(t, y) and {count} of args" if count else "(t, y)"
+        what = f"{type(field).__name__}.forward" if isinstance(field, nn.Module) else "it"
+        message = f"field: is called with {passed}, but {what} takes {signature}"
+        if len(parameters) == 1 and not count:
+            return f"{message}. If it does not depend on the time, pass lambda t, y: net(y)"
+        if len(parameters) < 2 + count:
+            return f"{message}. The entries of args are passed one by one: write field(t, y, a, b) for args=(a, b)"
+        return f"{message}. Pass the values that are missing in args="
+    return None
 
 
 def check_state(y0: Any) -> Layout:
@@ -129,7 +155,7 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
             )
         return Integral()
     if not isinstance(controller, Controller):
-        raise TypeError(f"controller: expected a Controller, found {found(controller)}")
+        raise TypeError(f"controller: expected a Controller, found {described(controller)}")
     if controller.adaptive and solver.error_order is None:
         raise ValueError(
             f"controller: {type(controller).__name__} needs an error estimate, which solver {solver.name!r} "
@@ -187,7 +213,7 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     if norm is None:
         return norms.mixed_per_tensor if not layout.single else norms.rms
     if isinstance(norm, str):
-        if norm == "auto":  # to be narrowed down once the field has been looked at
+        if norm == "auto":  # narrowed down once the field has been looked at
             return check_norm(None, layout)
         if norm in norms.FORWARD:
             return norms.FORWARD[norm]
@@ -298,5 +324,6 @@ def check_flags(**flags: Any) -> None:
             raise TypeError(f"{name}: expected True or False, found {value!r}")
 
 
-def found(thing: Any) -> str:
+def described(thing: Any) -> str:
+    """What to call a thing of the wrong kind in a message."""
     return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__

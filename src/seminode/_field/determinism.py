@@ -1,24 +1,29 @@
-"""What makes a field a *function*: the same answer every time it is asked.
+"""What makes a field a *function*: it gives the same answer every time it is evaluated.
 
 A solver may evaluate a field again (a rejected step, a replayed one) and must get the same answer. So every evaluation
-of a solve, forward and backward, starts from one saved state of the random generators: a dropout mask is drawn once a
-solve. A field that changes its own buffers does so once, in the first evaluation; all later ones see the buffers as
-they were after it and leave no trace. And autocast is for the field, not for the solver's own arithmetic.
+of a solve, forward and backward, starts from one saved state of the random generators: a dropout mask is drawn once
+per solve. A field that changes its own buffers does so once, in the first evaluation; all later ones see the buffers
+as they were after it and leave no trace. Autocast is for the field, not for the solver's own arithmetic.
+
+A backward pass that evaluates the field again must find the function that was solved. Modules get back the tensors
+and the training flags that they had; whatever else may have changed is noticed, since the answers differ.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import StatefulFieldWarning, warn
+from .capture import Reach
 
 
 class Buffer:
@@ -31,9 +36,14 @@ class Buffer:
         self.version = value._version
         self._slots = module._buffers
         self._key = key
-        # Batch normalisation writes its running statistics behind the back of version counters.
+        # Batch normalisation writes its running statistics without changing their version counters.
         silent = isinstance(module, _NormBase) and module.training
         self._copy = value.detach().clone() if silent else None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may be a counter of evaluations: a single number outside of normalisation layers."""
+        return self.value.numel() == 1 and not isinstance(self._module, _NormBase)
 
     @property
     def label(self) -> str:
@@ -65,46 +75,92 @@ class Buffer:
         return restore
 
 
-Slot = tuple[dict[str, Any], str, Tensor]
-
-
-def slots_of(modules: Sequence[nn.Module]) -> tuple[list[Slot], list[Buffer]]:
-    """Where the parameters and buffers of the modules are and which tensors are there now; the buffers also apart."""
-    slots: list[Slot] = []
-    buffers: list[Buffer] = []
+def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
+    """The buffers of the modules and of all their parts, each once."""
+    found: list[Buffer] = []
     seen: set[nn.Module] = set()
     for root in modules:
         for part in root.modules():
-            if part in seen:
+            if part not in seen:
+                seen.add(part)
+                items = part._buffers.items()
+                found += [Buffer(root, part, key, x) for key, x in items if x is not None and not x.is_inference()]
+    return found
+
+
+#: Stands for an entry that is not there.
+_ABSENT = object()
+
+
+class Attributes:
+    """The tensors and training flags that a field reads from modules, objects and dicts, as they were at one moment.
+
+    `torch.func.functional_call` lends a module other parameters, a program may rebind an attribute or switch to
+    evaluation mode between a solve and its backward pass, and a field may cache a tensor that it has computed.
+    """
+
+    def __init__(self, reach: Reach):
+        self._copies = [(mapping, mapping.copy()) for mapping in reach.mappings()]
+
+    def changes(self) -> list[tuple[dict[Any, Any], Any, Any, Any]]:
+        """What is different now: mapping, key, the value then, the value now."""
+        found = []
+        for mapping, then in self._copies:
+            if len(mapping) == len(then) and all(map(operator.is_, mapping.values(), then.values())):
                 continue
-            seen.add(part)
-            for slot in (part._parameters, part._buffers):
-                slots += [(slot, key, value) for key, value in slot.items() if value is not None]
-            held = part._buffers.items()
-            buffers += [Buffer(root, part, key, x) for key, x in held if x is not None and not x.is_inference()]
-    return slots, buffers
+            for key in then.keys() | mapping.keys():
+                old, new = then.get(key, _ABSENT), mapping.get(key, _ABSENT)
+                if old is not new and (key == "training" or _matters(old, new)):
+                    found.append((mapping, key, old, new))
+        return found
 
 
-class Purity:
+def _matters(old: Any, new: Any) -> bool:
+    """Whether a change is one of a tensor that is not a counter of evaluations."""
+    counts = all(isinstance(x, Tensor) and x.numel() == 1 and not x.requires_grad for x in (old, new))
+    return (isinstance(old, Tensor) or isinstance(new, Tensor)) and not counts
+
+
+def _put(mapping: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is _ABSENT:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = value
+
+
+class Determinism:
     """The circumstances of a solve's evaluations, kept the same for all of them."""
 
-    def __init__(self, device: torch.device, modules: Sequence[nn.Module]):
+    def __init__(self, device: torch.device, reach: Reach):
         self._generators = [torch.default_generator, *device_generators(device)]
         self._start: list[Tensor] = []
         self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
-        self._slots, self._buffers = slots_of(modules)
+        self._reach = reach
+        self._buffers = buffers_of(reach.modules)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
         self._constants: list[tuple[Tensor, int]] = []
+        self._attributes: Attributes | None = None
+        self._cached: list[tuple[dict[Any, Any], Any, Any, Any]] = []  # attributes that evaluations have changed
         self._device = device.type
 
     def remember(self, constants: Iterable[tuple[Tensor, int]]) -> None:
-        """Tensors that an evaluation was seen to use, with their versions then; buffers that it changes apart."""
-        changed = {id(buffer.value) for buffer in self._changed}
+        """Note, after the first evaluation, the constants that it used with their versions, and all attributes."""
+        changed = {id(buffer.value) for buffer in self._buffers if buffer.changed()}
         self._constants = [(tensor, version) for tensor, version in constants if id(tensor) not in changed]
+        self._attributes = Attributes(self._reach)
+
+    def finish(self) -> None:
+        """After a forward pass: which attributes did its evaluations change? Without a graph, they are constants.
+
+        Before each evaluation of a backward pass they are put back, so that it computes them again, with a graph.
+        """
+        buffers = {id(module._buffers) for root in self._reach.modules for module in root.modules()}
+        if self._attributes is not None:
+            self._cached = [change for change in self._attributes.changes() if id(change[0]) not in buffers]
 
     @property
-    def impure(self) -> bool:
+    def stateful(self) -> bool:
         """Whether there is anything to put back before an evaluation."""
         return bool(self._random or self._restore)
 
@@ -121,38 +177,38 @@ class Purity:
             restore()
 
     def begin(self) -> None:
-        """Before the first evaluation: from here its random numbers come."""
+        """Before the first evaluation: the random numbers of every evaluation are those of this one."""
         self._start = [generator.get_state() for generator in self._generators]
 
     def inspect(self) -> bool:
-        """After the first evaluation: did it draw random numbers? Did it change a buffer?
+        """After the first evaluation: did it draw random numbers? Did it change a buffer that is not a counter?
 
-        Of changed buffers the new values are the ones to keep. Without random numbers the generators, which belong to
-        the whole process, are left alone from here on.
+        Of changed buffers the new values are kept. Without random numbers the generators, which belong to the whole
+        process, are left alone from here on.
         """
         states = [generator.get_state() for generator in self._generators]
         if not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
             self._random = [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
-        self._changed = [buffer for buffer in self._buffers if buffer.changed()]
+        self._changed = [buffer for buffer in self._buffers if not buffer.counts and buffer.changed()]
         if not self._changed:
             return False
         self._restore = [buffer.snapshot() for buffer in self._changed]
         names = ", ".join(buffer.label for buffer in self._changed)
         warn(
             f"field: an evaluation changes {names}. A solver evaluates a field many times, so these buffers are "
-            "updated once a solve, by the first evaluation. For batch normalisation call .eval(), or use a layer "
+            "updated once per solve, by the first evaluation. For batch normalisation call .eval(), or use a layer "
             "without running statistics (GroupNorm, LayerNorm).",
             StatefulFieldWarning,
         )
         return True
 
     def trial(self) -> Callable[[], bool]:
-        """Before an evaluation that does not count. What it returns, asked afterwards, says whether that drew random
-        numbers or changed a buffer, and puts them back."""
+        """Before an evaluation that does not count. Call the result afterwards: it says whether the evaluation drew
+        random numbers or changed a buffer, and puts them back."""
         self.begin()
         present = [buffer.snapshot() for buffer in self._buffers]
 
-        def impure() -> bool:
+        def stateful() -> bool:
             states = [generator.get_state() for generator in self._generators]
             drawn = not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True))
             changed = any(buffer.changed() for buffer in self._buffers)
@@ -162,7 +218,7 @@ class Purity:
                 restore()
             return drawn or changed
 
-        return impure
+        return stateful
 
     def solving(self) -> AbstractContextManager[Any]:
         """Around a solver's own arithmetic, which autocast must not touch."""
@@ -185,17 +241,21 @@ class Purity:
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """With the modules' tensors of the solve: `torch.func.functional_call` lends them others, and only forward."""
+        """With the tensors and training flags of the solve in their places."""
+        changes = [] if self._attributes is None else self._attributes.changes()
         changed = {id(buffer.value) for buffer in self._changed}
-        moved = [(slot, key, now, then) for slot, key, then in self._slots if (now := slot.get(key)) is not then]
-        moved = [each for each in moved if id(each[3]) not in changed]
-        for slot, key, _, then in moved:
-            slot[key] = then
+        changes = [each for each in changes if id(each[2]) not in changed]
+        for mapping, key, then, _ in changes:
+            _put(mapping, key, then)
+        cached = [partial(_put, mapping, key, then) for mapping, key, then, _ in self._cached]
+        self._restore += cached
         try:
             yield
         finally:
-            for slot, key, now, _ in moved:
-                slot[key] = now
+            if cached:
+                del self._restore[-len(cached) :]
+            for mapping, key, _, now in changes:
+                _put(mapping, key, now)
 
     def _check_unchanged(self) -> None:
         """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""
@@ -205,6 +265,49 @@ class Purity:
                     f"a tensor of shape {tuple(tensor.shape)} that the field uses has been modified by an inplace "
                     "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
                 )
+
+
+class SameAnswers:
+    """Compares what a backward pass computes again with what the forward pass has computed.
+
+    The two are equal to the last bit where the arithmetic is the same, and within rounding where it is not: `eps` is
+    the rounding error of the field's answers, `factor` how many of them are allowed. On an accelerator the comparison
+    is left to the device until `finish`, so that the host does not wait.
+    """
+
+    def __init__(self, eps: float, factor: float = 1e3):
+        self._eps = eps
+        self._factor = factor
+        self._excess: Tensor | None = None
+
+    def compare(self, again: Tensor, before: Tensor, moved: Callable[[], Sequence[Tensor]], t: float) -> None:
+        """Refuse to go on if they differ by more than rounding, measured by the size of what `moved` returns."""
+        on_host = again.device.type == "cpu"
+        if not before.numel() or (on_host and torch.equal(again, before)):
+            return
+        size = torch.stack([x.abs().amax() for x in moved()]).amax()
+        allowed = self._eps * (self._factor * size + 4.0 * before.abs().amax())
+        excess = (again - before).abs().amax() - allowed
+        if not on_host:
+            self._excess = excess if self._excess is None else torch.maximum(self._excess, excess)
+        elif excess > 0.0:  # not true of NaN, which is reported elsewhere
+            field_has_changed(t)
+
+    def finish(self, t: float) -> None:
+        """At the end of a backward pass: look at what was left to the device."""
+        if self._excess is not None and self._excess > 0.0:
+            field_has_changed(t)
+
+
+def field_has_changed(t: float) -> NoReturn:
+    raise RuntimeError(
+        f"field: evaluated again on the backward pass, near t = {t:g}, it gives another answer than during the solve, "
+        "so this would be the gradient of another function. Something that the field reads has changed since: a "
+        "variable (a lambda reads a loop variable when it is called, not when it is made), an attribute, an entry of a "
+        "list, or a random generator of its own. Call backward() before the change, pass such values in args= or bind them "
+        "(lambda t, y, i=i: ...), draw random numbers from torch's default generator; or use adjoint=sn.Direct(), "
+        "which differentiates what was computed."
+    )
 
 
 def present_autocast(device: torch.device) -> Callable[[], AbstractContextManager[Any]] | None:

@@ -15,8 +15,8 @@ from .pytree import Layout, flatten, mapped, same_nesting, unflatten
 class Field:
     """field(t, y, *args) over flat tensors: unpacks the state, checks and packs what comes back.
 
-    Half-precision states are integrated in float32: the field sees them in the user's dtype, the solver does not.
-    `autocast` opens the context in which the callable itself runs, and nothing else of a solve.
+    Half-precision states are integrated in float32; the field itself sees them in the user's dtype.
+    `autocast` opens the context in which the callable runs; the rest of a solve runs outside of it.
     """
 
     def __init__(
@@ -35,26 +35,29 @@ class Field:
         self.args = args
         self._args = [leaf for _, leaf in flatten(args)[0]]
 
-    def bind(self, tensors: Sequence[Tensor], func: Callable[..., Any] | None = None) -> Field:
-        """The same field with the tensors among its args, and maybe the callable itself, replaced."""
-        fresh = iter(tensors)
-        args = mapped(self.args, lambda leaf: next(fresh) if isinstance(leaf, Tensor) else leaf)
+    def bind(self, tensors: Sequence[Tensor] | None = None, func: Callable[..., Any] | None = None) -> Field:
+        """The same field with other tensors in the place of `arg_tensors`, and maybe another callable."""
+        args = self.args
+        if tensors is not None:
+            fresh = {id(x): y for x, y in zip(self.arg_tensors, tensors, strict=True)}
+            args = mapped(args, lambda leaf: fresh.get(id(leaf), leaf))
         return Field(self.func if func is None else func, self.layout, self.dtype, args, self.autocast)
 
     @property
     def eps(self) -> float:
-        """The rounding error of what the callable answers."""
+        """The rounding error of the callable's answers."""
         inside = getattr(self.autocast, "keywords", {}).get("dtype")
         return torch.finfo(self.dtype if inside is None else inside).eps
 
     @property
     def reach(self) -> tuple[Any, ...]:
-        """Where to look for modules and captured tensors: the callable, and what it is passed but for tensors."""
+        """Where to look for modules and captured tensors: the callable, and its args other than tensors."""
         return self.func, *(leaf for leaf in self._args if not isinstance(leaf, Tensor))
 
     @property
     def arg_tensors(self) -> list[Tensor]:
-        return [leaf for leaf in self._args if isinstance(leaf, Tensor)]
+        """The tensors among the args, each once, however often it was passed."""
+        return list({id(leaf): leaf for leaf in self._args if isinstance(leaf, Tensor)}.values())
 
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
         version = y._version

@@ -175,7 +175,7 @@ class Layout:
             return flat
         return unflatten(self.node, iter(self.segments(flat, lead)))
 
-    def culprit(self, flat: Tensor) -> str | None:
+    def non_finite_leaf(self, flat: Tensor) -> str | None:
         """Name of the first leaf that holds a NaN or an infinity."""
         for name, leaf in zip(self.names, self.segments(flat), strict=True):
             if not bool(torch.isfinite(leaf).all()):

@@ -11,15 +11,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .._compile.torch_private import transforms_active
 from .._field.capture import reachable
 from .._field.pytree import real_dtype
 from .._stepping.observers import Observer
-from .._stepping.problem import Forward, Problem
+from .._stepping.problem import Problem
 from ..norms import ErrorNorm, Without
 from .detect import Reader, looked_at
 
 if TYPE_CHECKING:
-    from .._stepping.engine import Step
+    from .._stepping.step import Step
+    from ..adjoints.base import ForwardResult
 
 Mask = tuple[bool, ...]
 
@@ -60,13 +62,13 @@ def look_again(problem: Problem, t: float, y: Tensor) -> None:
             raise LeafRead(found if found != mask else (False,) * len(mask))
 
 
-def ignoring_integrals(problem: Problem, run: Callable[[Problem], Forward]) -> Forward:
+def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]) -> ForwardResult:
     """Run a problem with an error norm that leaves out integrals; if one turns out to be read, start again with it."""
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
     assert problem.error is not None
     field, error = problem.field, problem.error
-    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach)[0])
+    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach).modules)
     mask = _known(problem)
     places: Sequence[float] = ()
     if mask is None:

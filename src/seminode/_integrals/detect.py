@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._compile.torch_private import transforms_active
 from .._field.capture import reachable, uncompiled
-from .._field.determinism import device_generators, slots_of
+from .._field.determinism import buffers_of, device_generators
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, flatten, leaves_of, mapped, real_dtype, unflatten
-from .nan_probe import Exits, Watch
+from .nan_probe import Exits, NanProbe
 
 #: So many times between the first and the last are looked at, and at most so many of the given ones.
 BETWEEN, GIVEN = 7, 16
@@ -110,7 +111,7 @@ class Reader:
     def __init__(self, field: Callable[[Tensor, Any], Any], layout: Layout, modules: Sequence[nn.Module] | None = None):
         self._field = field
         self._layout = layout
-        self._modules = reachable(field)[0] if modules is None else modules
+        self._modules = reachable(field).modules if modules is None else modules
         self.evaluations = 0
 
     def unread(self, t: Tensor, y: Any, among: Sequence[bool] | None = None) -> list[bool]:
@@ -119,7 +120,7 @@ class Reader:
         `among`, if given, are the leaves in question. They are tried all at once first.
         """
         leaves, chosen = self._choose(y, among)
-        if torch._C._are_functorch_transforms_active():  # inside a transform, which hides the values
+        if transforms_active():  # which hide the values
             return [False] * len(leaves)
         same = functools.partial(self._same, t, leaves, self._true(t, leaves))
         if among is None or not (same(chosen, _nan) and same(chosen, _shaken)):
@@ -158,7 +159,7 @@ class Reader:
         for i in chosen:
             given[i] = value(leaves[i].detach()).requires_grad_(gradient)
         changed = [given[i] for i in chosen]
-        watch = Watch(given, changed if value is _nan else [])
+        watch = NanProbe(given, changed if value is _nan else [])
         with self._without_trace(leaves[0].device), warnings.catch_warnings(), contextlib.closing(watch):
             warnings.simplefilter("ignore")  # of overflows and the like, which are of our making
             try:
@@ -189,7 +190,7 @@ class Reader:
         generators = [torch.default_generator, *device_generators(device)]
         restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
         # A buffer that was not changed is not written to either: somebody may watch its version.
-        present = [(buffer, buffer.snapshot()) for buffer in slots_of(self._modules)[1]]
+        present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._modules)]
         try:
             with uncompiled():
                 yield

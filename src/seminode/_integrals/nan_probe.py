@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._compile.torch_private import DispatchMode, without_torch_dispatch, without_torch_function
 from .._field.pytree import leaves_of
 
 #: Operations that need a tensor for its shape and dtype, or as a place to write to.
@@ -35,7 +35,7 @@ EXPORTS = {
 INSIDE = (Tensor, type(None), int, torch.dtype, torch.device, torch.layout, torch.memory_format, Node)
 
 
-class Watch(TorchDispatchMode):
+class NanProbe(DispatchMode):
     """Follows NaNs through the operations of an evaluation, and undoes what these write to tensors.
 
     An operation may drop a NaN by its place (a slice) and may move it (a concatenation); an entrywise one must keep it
@@ -61,14 +61,14 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             given = [x for x in leaves_of((args, kwargs)) if isinstance(x, Tensor)]
             marks = [] if self.read else [mark for mark in map(self._mark, given) if mark is not None]
             written = self._keep_written(func, args, kwargs)
         self.met += len(marks)
         try:
             result = func(*args, **kwargs)
-            with torch._C.DisableTorchFunction():
+            with without_torch_function():
                 results = [x for x in (*leaves_of(result), *written) if x is not None]
                 self._new |= {_address(x) for x in results if isinstance(x, Tensor)} - {_address(x) for x in given}
                 if marks:
@@ -91,7 +91,7 @@ class Watch(TorchDispatchMode):
 
     def look(self, things: Any) -> None:
         """These were handed out: is there a NaN that is followed?"""
-        with torch._C._DisableTorchDispatch():
+        with without_torch_dispatch():
             self.read |= any(_address(x) is None or self._mark(x) is not None for x in _tensors(things) if x.numel())
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Watch(TorchDispatchMode):
 class Exits(TorchFunctionMode):
     """Notices values that leave a watched evaluation with no operation to be seen: to numpy, to lists, to addresses."""
 
-    def __init__(self, watch: Watch):
+    def __init__(self, watch: NanProbe):
         super().__init__()
         self._watch = watch
 

@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .._compile.torch_private import transforms_active
+
 SparseWeights = tuple[tuple[int, float], ...]
 
 
@@ -74,7 +76,7 @@ def _accumulate(total: Tensor, factor: float, weights: SparseWeights, slopes: Se
 
     Not under torch.func, where a tensor that is not mapped over cannot take up one that is.
     """
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         for i, w in weights:
             total = torch.add(total, slopes[i], alpha=w * factor)
         return total

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
 from ..controllers import first_step
-from ..errors import MaxStepsReached, NonFiniteState, StepSizeUnderflow
+from ..errors import MaxStepsReached, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
-from .engine import Eager, Step
+from ..solvers.base import Memory
+from .engine import Engine
 from .observers import Observer
-from .problem import Plan
-from .schedule import Pace
+from .schedule import Plan, Schedule
+from .step import Step
 
 
-class PaceLike(Protocol):
+class Plans(Protocol):
     """Where the loop gets its plans from."""
 
     @property
@@ -29,69 +30,76 @@ class PaceLike(Protocol):
 
 
 def integrate(
-    engine: Eager,
-    pace: PaceLike,
+    engine: Engine,
+    schedule: Plans,
     y: Tensor,
     observers: Sequence[Observer],
     *,
-    k1: Tensor | None = None,
+    memory: Memory = None,
     error: ErrorNorm | None = None,
     max_steps: float = math.inf,
     check: bool = True,
-) -> Tensor:
-    """Step from y (what the solver carries) to the end of the pace; observers see every step. Returns the last one.
+) -> tuple[Tensor, Memory]:
+    """Step from y to the end of the schedule; observers see every step. Returns the last state and memory.
 
-    `error=None` takes steps as they come; then `check` has each one tested for NaN and infinity, as the error norm does
-    otherwise. `max_steps` limits the attempts that the engine's tally counts, over several calls if it is the same.
+    `error=None` accepts every step; `check` then tests each one for NaN and infinity, which the error norm does
+    otherwise. `max_steps` limits the attempts that the engine's counter has seen, over several calls if it is the same.
     """
-    k = k1
     ratio, last = math.nan, None
-    while (plan := pace.next()) is not None:
-        if engine.tally.attempts >= max_steps:
+    while (plan := schedule.next()) is not None:
+        if engine.counter.attempts >= max_steps:
             _too_many_steps(plan, max_steps)
-        if not plan.landing and abs(plan.dt) < pace.smallest:
+        if not plan.landing and abs(plan.dt) < schedule.smallest:
             _underflow(engine, plan, last, error, ratio)
-        step = engine.step(plan, y, k)
+        step = engine.step(plan, y, memory)
         if error is not None:
             ratio = step.ratio(error)
-        elif check:
-            _check_finite(engine, step)
-        if pace.judge(plan, ratio):
+        elif check or step.failure is not None:
+            _check_step(engine, step)
+        if schedule.judge(plan, ratio):
             for observer in observers:
                 observer.accepted(step, ratio)
-            y, last = step.end, None
-            k = None if plan.crosses_jump else step.known_end_slope
+            y, memory, last = step.y1, step.next_memory(), None
         else:
             for observer in observers:
                 observer.rejected(step, ratio)
-            k, last = step.stages[0], step
-        del step  # its slopes must not stay while the next one's are computed
-    return y
+            memory, last = step.retry_memory(), step
+        del step  # its slopes must not stay alive while those of the next one are computed
+    return y, memory
 
 
-def select_first_step(engine: Eager, pace: Pace, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
-    """Set the pace's first step from the problem, at the cost of one evaluation."""
+def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
+    """Set the first step of the schedule from the problem, at the cost of one evaluation."""
 
     def probe(h: float) -> tuple[float, Tensor]:
-        plan = pace.plan(h)
-        return abs(plan.dt), engine.slope(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt))
+        # A probe must move the clock, which is coarse where times are large.
+        plan = schedule.plan(max(h, 2.0 * schedule.smallest))
+        return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt))
 
     with torch.no_grad():
         y, k1 = y.detach(), k1.detach()
-        pace.begin(first_step(y, k1, error, order, probe))
+        schedule.begin(first_step(y, k1, error, order, probe))
 
 
 def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:
     """Refuse a NaN or an infinity in y0 or in the field there, before any step is tried."""
     for what, x in (("y0", y), ("field(t0, y0)", k1)):
         if x is not None and not is_finite(x):
-            leaf = layout.culprit(x)
+            leaf = layout.non_finite_leaf(x)
             raise NonFiniteState(f"{what} holds a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf)
 
 
-def _check_finite(engine: Eager, step: Step) -> None:
+def _check_step(engine: Engine, step: Step) -> None:
+    plan = step.plan
+    if step.failure is not None:
+        raise StepFailure(
+            f"at t = {plan.t0:g} the solver could not take a step of {plan.dt:.3g}: {step.failure}. Try smaller steps, "
+            "or an adaptive controller, which shortens such steps.",
+            t=plan.t0,
+            dt=plan.dt,
+        )
     if not step.is_finite():
-        plan, leaf = step.plan, engine.layout.culprit(step.y1.detach())
+        leaf = engine.layout.non_finite_leaf(step.y1.detach())
         raise NonFiniteState(
             f"the state became NaN or infinite at t = {plan.t1:g} (leaf {leaf}, dt = {plan.dt:g}). "
             "Try smaller steps, or an adaptive solver.",
@@ -103,20 +111,26 @@ def _check_finite(engine: Eager, step: Step) -> None:
 
 def _too_many_steps(plan: Plan, max_steps: float) -> NoReturn:
     raise MaxStepsReached(
-        f"{max_steps:.0f} steps were tried and the solve has only come to t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
-        "problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or look for a field that "
-        "grows without bound.",
+        f"{max_steps:.0f} steps were tried and the solve has only reached t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
+        "problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or check whether the "
+        "field grows without bound.",
         t=plan.t0,
         dt=plan.dt,
     )
 
 
-def _underflow(engine: Eager, plan: Plan, last: Step | None, error: ErrorNorm | None, ratio: float) -> NoReturn:
+def _underflow(engine: Engine, plan: Plan, last: Step | None, error: ErrorNorm | None, ratio: float) -> NoReturn:
     """`last` is the step that has just been rejected, if one was."""
     layout, leaf = engine.layout, None
+    if last is not None and last.failure is not None:
+        raise StepFailure(
+            f"at t = {plan.t0:g} the solver could not take a step, however small (dt = {plan.dt:.3g}): {last.failure}",
+            t=plan.t0,
+            dt=plan.dt,
+        )
     if last is not None and not math.isfinite(ratio):
-        bad = last.y1 if not is_finite(last.y1) else last.slopes()[-1]
-        leaf = layout.culprit(bad.detach())
+        bad = last.y1 if not is_finite(last.y1) else last.end_slope()
+        leaf = layout.non_finite_leaf(bad.detach())
         raise NonFiniteState(
             f"just after t = {plan.t0:g} the field or the state is NaN or infinite, however small the step "
             f"(leaf {leaf}, dt = {plan.dt:.3g}). The solution may blow up there, or the field is not defined.",

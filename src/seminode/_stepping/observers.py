@@ -1,4 +1,4 @@
-"""What may watch a step. The loop tells every observer of every accepted and rejected step; none changes its course."""
+"""Observers: the loop tells each of them about every accepted and rejected step. None of them changes its course."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from ..solution import BackwardReport, Record, Stats
 from .checkpoints import Checkpoints
-from .problem import Plan, Record, Stats
+from .schedule import Plan
 
 if TYPE_CHECKING:
-    from .engine import Shifts, Step
+    from .step import Shifts, Step
+
+#: What determines the rest of a solve: the state, and what the solver carries beside it.
+State = tuple[Tensor, ...]
 
 
 class Observer:
@@ -29,28 +33,36 @@ class Observer:
         """The loop has ended, well or by an error or an interrupt."""
 
 
-class Tally(Observer):
-    """Counts. Evaluations are reported by the engine, which makes them."""
+class Counter(Observer):
+    """Counts steps; evaluations are added by the evaluator, which makes them."""
 
     def __init__(self) -> None:
         self.nfe = 0
-        self.steps = 0
-        self.dropped = 0
+        self.n_accepted = 0
+        self.n_rejected = 0
         self.jumps = 0
+        self.checks = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
-        self.steps += 1
+        self.n_accepted += 1
         self.jumps += step.plan.crosses_jump
 
     def rejected(self, step: Step, ratio: float) -> None:
-        self.dropped += 1
+        self.n_rejected += 1
 
     @property
     def attempts(self) -> int:
-        return self.steps + self.dropped
+        return self.n_accepted + self.n_rejected
 
-    def stats(self, vjp_y: int = 0, vjp_params: int = 0, params_error: float | None = None) -> Stats:
-        return Stats(self.nfe, self.steps, self.dropped, self.jumps, vjp_y, vjp_params, params_error)
+    def stats(
+        self,
+        vjp_y: int = 0,
+        vjp_params: int = 0,
+        params_error: float | None = None,
+        report: BackwardReport | None = None,
+    ) -> Stats:
+        counts = self.nfe, self.n_accepted, self.n_rejected, self.jumps, vjp_y, vjp_params, params_error, self.checks
+        return Stats(*counts) if report is None else Stats(*counts, report)
 
 
 class Recorder(Observer):
@@ -75,12 +87,13 @@ class Recorder(Observer):
         if self._adaptive:
             self._ratios.append(ratio)
 
-    def record(self) -> Record:
-        return Record(tuple(self.evaluations), tuple(self._accepted), tuple(self._rejected), tuple(self._ratios))
+    def record(self, report: BackwardReport | None = None) -> Record:
+        kept = tuple(self.evaluations), tuple(self._accepted), tuple(self._rejected), tuple(self._ratios)
+        return Record(*kept) if report is None else Record(*kept, report)
 
 
 class Outputs(Protocol):
-    """Which values a solve puts out, step by step; also asked by adjoints that take the steps again."""
+    """Which outputs lie in which step, and their values; adjoints that take the steps again ask it too."""
 
     def claim(self, plan: Plan, cursor: int) -> int:
         """How many outputs are done after this step, if `cursor` were done before it."""
@@ -91,7 +104,7 @@ class Outputs(Protocol):
         ...
 
     def inside(self, plan: Plan, low: int, high: int) -> list[float]:
-        """Where in the step, from 0 to 1, those of them are that are not its end; they come first."""
+        """The positions in the step, from 0 to 1, of those outputs that are not at its end; they come first."""
         ...
 
 
@@ -184,7 +197,10 @@ class Sampler(Observer):
 
 
 class Tape(Observer):
-    """The accepted steps. Kinds of it also keep what an adjoint needs to come back."""
+    """The accepted steps. Subclasses also keep what an adjoint needs for its backward pass.
+
+    Tensors are handed over to autograd, which keeps them for as long as a backward pass may come.
+    """
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -193,54 +209,62 @@ class Tape(Observer):
         self.plans.append(step.plan)
 
     def hand_over(self) -> list[Tensor]:
-        """Its tensors, which from now on somebody else keeps."""
+        """Its tensors, which autograd keeps from now on."""
         return []
 
 
 class StateTape(Tape):
-    """The state before every k-th step."""
+    """The state before every k-th step, and the one after the last step."""
 
     def __init__(self, every: int = 1):
         super().__init__()
         self._every = every
-        self._states: list[Tensor] = []
+        self._states: list[State] = []
+        self._end: State = ()
 
     def accepted(self, step: Step, ratio: float) -> None:
         if len(self.plans) % self._every == 0:
-            self._states.append(step.start)
+            self._states.append(step.before)
+        self._end = step.after
         super().accepted(step, ratio)
 
     def hand_over(self) -> list[Tensor]:
-        states, self._states = self._states, []
-        return states
+        states, self._states, end, self._end = self._states, [], self._end, ()
+        return [x for state in (*states, end) for x in state]
 
 
 class CheckpointTape(Tape):
-    """The states before a few steps, spread over all of them as they come."""
+    """The states before a few steps, spread over all of them as they come, and the one after the last step."""
 
     def __init__(self, n: int):
         super().__init__()
-        self.checkpoints: Checkpoints[Tensor] = Checkpoints(n)
+        self.checkpoints: Checkpoints[State] = Checkpoints(n)
+        self._end: State = ()
 
     def accepted(self, step: Step, ratio: float) -> None:
-        self.checkpoints.offer(len(self.plans), step.start)
-        super().accepted(step, ratio)
-
-
-class EndTape(Tape):
-    """What the solver carried at the end of the last step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._end: list[Tensor] = []
-
-    def accepted(self, step: Step, ratio: float) -> None:
-        self._end = [step.end]
+        self.checkpoints.offer(len(self.plans), step.before)
+        self._end = step.after
         super().accepted(step, ratio)
 
     def hand_over(self) -> list[Tensor]:
-        end, self._end = self._end, []
-        return end
+        end, self._end = self._end, ()
+        return list(end)
+
+
+class EndTape(Tape):
+    """The state after the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._end: State = ()
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._end = step.after
+        super().accepted(step, ratio)
+
+    def hand_over(self) -> list[Tensor]:
+        end, self._end = self._end, ()
+        return list(end)
 
 
 class PolynomialTape(Tape):
@@ -260,6 +284,42 @@ class PolynomialTape(Tape):
 
     def stacked(self, y0: Tensor) -> Tensor:
         return torch.stack(self._coefficients) if self._coefficients else y0.reshape(1, 1, *y0.shape)
+
+
+class Samples(Observer):
+    """A few evaluations of the field with where they were made, to tell on a backward pass whether it has changed.
+
+    One from each interval between outputs, at the start of the first step that begins there; of very many, an even
+    selection.
+    """
+
+    LIMIT = 32
+
+    def __init__(self, outputs: Outputs, begun: int):
+        self._outputs = outputs
+        self._cursor = begun
+        self._wanted = True
+        self._stride = 1
+        self._met = 0
+        self.times: list[float] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        if self._wanted:
+            if self._met % self._stride == 0:
+                self.times.append(step.plan.stage_time(0.0))
+                self._tensors.append((step.before[-1], step.slopes[0]))
+                if len(self.times) > self.LIMIT:
+                    self._stride *= 2
+                    del self.times[1::2], self._tensors[1::2]
+            self._met += 1
+        cursor = self._outputs.claim(step.plan, self._cursor)
+        self._wanted, self._cursor = cursor > self._cursor, cursor
+
+    def hand_over(self) -> list[Tensor]:
+        """The states and slopes in turn, which autograd keeps from now on."""
+        tensors, self._tensors = self._tensors, []
+        return [x for pair in tensors for x in pair]
 
 
 class Progress(Observer):

@@ -1,6 +1,7 @@
-"""Where each step starts and ends: a controller's proposals made into plans that land where they must.
+"""Where each step starts and ends: a controller's proposals become plans that land where they must.
 
-Times here are host floats (float64) in the solve's own direction: s = t for a forward solve, s = −t for a backward one.
+Times here are host floats (float64) in the solve's own direction: s = t for increasing times, s = −t for
+decreasing ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,44 @@ from typing import NamedTuple
 import torch
 
 from ..controllers import Controller
-from .problem import Plan
+
+
+class Plan(NamedTuple):
+    """One step before it is taken. Times are host floats in the user's own direction of time.
+
+    A step that lands on a fixed place (a jump, a step-to time, the end) ends exactly there. What moves with what
+    decides the gradient with respect to times: `floating` means that t0 is ts[0] plus a constant; a step that does
+    not land has a constant dt, so that t1 moves with t0; a `final` one ends on ts[-1].
+    """
+
+    t0: float
+    t1: float
+    dt: float
+    proposal: float
+    floating: bool = True
+    landing: bool = False
+    final: bool = False
+    crosses_jump: bool = False
+    #: Times handed to the field are kept inside [lowest, highest]: the correct side of a jump at either end.
+    lowest: float = float("-inf")
+    highest: float = float("inf")
+
+    @property
+    def end_floats(self) -> bool:
+        """Whether t1, like t0, is ts[0] plus a constant."""
+        return self.floating and not self.landing
+
+    @property
+    def breaks(self) -> bool:
+        """Whether the slope at its end is not the first one of a next step."""
+        return self.final or self.crosses_jump
+
+    def stage_time(self, c: float) -> float:
+        """The time of a stage at node c, exactly t1 for c = 1 and never across a jump."""
+        t = self.t1 if c == 1.0 else self.t0 + c * self.dt
+        if t < self.lowest:
+            return self.lowest
+        return t if t <= self.highest else self.highest
 
 
 class Place(NamedTuple):
@@ -23,7 +61,7 @@ class Place(NamedTuple):
     is_end: bool
 
 
-class Pace:
+class Schedule:
     """Turns a controller's proposals into plans: where each step starts and ends.
 
     A step that would reach the next place, or stop short of it by rounding only, ends exactly on it. With
@@ -159,7 +197,7 @@ def neighbours(t: float, dtype: torch.dtype) -> tuple[float, float]:
     return below, above
 
 
-class RecordedPace:
+class RecordedSchedule:
     """Follows plans that were made before; every step is accepted."""
 
     smallest = 0.0

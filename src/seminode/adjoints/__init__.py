@@ -1,6 +1,8 @@
-"""Ways to differentiate a solve: one strategy a file."""
+"""Ways to differentiate a solve: one strategy per file."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from .backsolve import Backsolve
 from .base import Adjoint
@@ -11,4 +13,27 @@ from .quadrature import Quadrature
 from .replay import Replay
 from .reversible import Reversible
 
-__all__ = ["Adjoint", "Backsolve", "Checkpointed", "Direct", "Interpolating", "Quadrature", "Replay", "Reversible"]
+AdjointName = Literal["backsolve", "direct", "interpolating", "quadrature", "replay", "reversible"]
+
+#: Adjoints by the names that `solve(adjoint=...)` takes, with their default options.
+BY_NAME: dict[str, type[Adjoint]] = {
+    "backsolve": Backsolve,
+    "direct": Direct,
+    "interpolating": Interpolating,
+    "quadrature": Quadrature,
+    "replay": Replay,
+    "reversible": Reversible,
+}
+
+__all__ = [
+    "BY_NAME",
+    "Adjoint",
+    "AdjointName",
+    "Backsolve",
+    "Checkpointed",
+    "Direct",
+    "Interpolating",
+    "Quadrature",
+    "Replay",
+    "Reversible",
+]

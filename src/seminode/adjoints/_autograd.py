@@ -1,4 +1,4 @@
-"""How a solve is bound into autograd: what an adjoint with a backward pass of its own shares with all others."""
+"""How a solve becomes an autograd function: what adjoints with a backward pass of their own share."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from .._compile.graph import Capture
-from .._field.capture import CaptureWatch, cut, differentiable, reachable, restricted
-from .._field.determinism import Purity
+from .._compile.torch_private import transforms_active
+from .._field.capture import CaptureWatch, UseWatch, as_leaf, reachable, refuse_cut, restricted, substituted
+from .._field.determinism import Determinism, SameAnswers
 from .._field.field import Field
-from .._stepping.engine import Eager
-from .._stepping.observers import Tape
-from .._stepping.problem import Forward, Problem
-from .base import Adjoint, ForwardPass, has_tangent, transforms_active
+from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
+from .._stepping.observers import Counter, Tape
+from .._stepping.problem import Problem
+from .base import Adjoint, ForwardPass, ForwardResult, has_tangent
 
 Gradients = list[Tensor | None]
 
 
-class Asked(NamedTuple):
-    """What a backward pass is asked for."""
+class BackwardRequest(NamedTuple):
+    """What a backward pass has to compute, and from what."""
 
-    call: Call
-    inputs: Sequence[Tensor]  # y0, ts, the tensors in args, the parameters
+    forward: ForwardPass
+    inputs: Inputs
+    tensors: Sequence[Tensor]  # y0, ts, the tensors in args, the parameters
     kept: Sequence[Tensor]  # the tensors of the tape and, with `keeps_outputs`, the outputs
-    needs: Sequence[bool]  # which inputs need a gradient
-    grads: Sequence[Tensor | None]  # cotangents of the outputs and of the dense coefficients
+    samples: Sequence[Tensor]  # states and slopes at which the field was evaluated, in turn
+    needs: Sequence[bool]  # which of the tensors need a gradient
+    cotangents: Sequence[Tensor | None]  # of the outputs and of the dense coefficients
 
 
 class FunctionAdjoint(Adjoint):
@@ -40,155 +42,199 @@ class FunctionAdjoint(Adjoint):
 
     1. `refuse(problem)`: raise `ValueError` for a combination that makes no sense, with the reason;
     2. `tape(problem)`: what the forward pass keeps of its steps, or `None`;
-    3. `backward(asked)`: the gradients for y0, ts, the tensors in args and the parameters, where needed;
-    4. `twice(asked, cotangents)`, if second derivatives work: the derivative of the backward pass, from the cotangents
-       of what it returned to those it was asked with and to the inputs.
+    3. `backward(request)`: the gradients for y0, ts, the tensors in args and the parameters, where needed;
+    4. `frozen(request)`, if second derivatives work: the solve as a function of leaves, along the accepted steps.
+
+    `samples` says whether some evaluations are kept to recognise the field by: set it unless `backward` compares every
+    step that it takes again with the one that was taken.
     """
 
     keeps_outputs: ClassVar[bool] = False
+    samples: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
         return type(self).__name__
 
     def refuse(self, problem: Problem) -> None:
-        """Raise where the combination makes no sense. Asked only if there is a gradient to compute."""
+        """Raise where the combination makes no sense. Called only if there is a gradient to compute."""
 
     @abstractmethod
     def tape(self, problem: Problem) -> Tape | None: ...
 
-    def engine(self, call: Call) -> Eager:
-        """What takes the steps of the forward pass."""
-        return call.forward.engine()
+    def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
+        """What takes the steps of the forward pass; `field` stands in for the problem's own where it is watched."""
+        return forward.engine(field)
 
     @abstractmethod
-    def backward(self, asked: Asked) -> Gradients: ...
+    def backward(self, request: BackwardRequest) -> Gradients: ...
 
-    def twice(self, asked: Asked, cotangents: Sequence[Tensor | None]) -> Gradients:
+    def frozen(self, request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
         raise RuntimeError(f"{self.name} gives first derivatives only; for second ones use sn.Replay() or sn.Direct()")
 
-    def run(self, problem: Problem) -> Forward:
+    def run(self, problem: Problem) -> ForwardResult:
         if transforms_active():
             raise ValueError(
                 f"adjoint: {self.name} cannot be used inside a torch.func transform, since it is an autograd function "
                 "of its own; pass adjoint=sn.Direct()"
             )
-        modules, tensors = reachable(problem.field.reach)
-        purity = Purity(problem.y0.device, modules)
+        reach = reachable(problem.field.reach)
+        return self.bind(ForwardPass(problem, Determinism(problem.y0.device, reach)))
+
+    def bind(self, forward: ForwardPass) -> ForwardResult:
+        """Run the forward pass and, where a gradient may be asked for, make an autograd function of it."""
+        problem, y0 = forward.problem, forward.problem.y0
         if not torch.is_grad_enabled():
-            plain = ForwardPass(problem, purity)
-            return plain.run(plain.engine(), problem.y0)
-        forward = ForwardPass(problem, purity)
-        k1, params, used = _first_evaluation(forward, lambda: differentiable(modules, tensors))
-        args = problem.field.arg_tensors
-        inputs = [problem.y0, problem.ts, *args, *params]
-        if any(map(has_tangent, inputs)):
+            return forward.run(forward.engine(), y0)
+        found = detect(forward)
+        args, params = problem.field.arg_tensors, found.params
+        if any(map(has_tangent, (y0, problem.ts, *args, *params))):
             raise ValueError(f"adjoint: {self.name} has no forward-mode derivative; pass adjoint=sn.Direct()")
-        if not any(x.requires_grad for x in inputs):
+        if not any(x.requires_grad for x in (y0, problem.ts, *args, *params, *found.candidates)):
             with torch.no_grad():
-                return forward.run(forward.engine(), problem.y0, k1=k1)
+                return forward.run(forward.engine(), y0)
         self.refuse(problem)
+        if problem.params is None:
+            refuse_cut(found.cut, times_too=problem.ts.requires_grad)
         forward.tape = self.tape(problem) or forward.tape
-        call = Call(self, forward, k1, params, used, len(args))
-        ys, coefficients = SolveFunction.apply(call, *inputs)  # type: ignore[misc]
-        assert call.result is not None
-        result, call.result = call.result, None  # the graph must not hold its own outputs
+        if self.samples and forward.capture is None:
+            forward.keep_samples()
+        watch = UseWatch(found.candidates) if found.candidates else None
+        field = None if watch is None else problem.field.bind(func=watch.over(problem.field.func))
+        inputs = Inputs(problem, params, found.used)
+        with torch.no_grad():
+            result = forward.run(self.engine(forward, inputs, field), y0.detach())
+        forward.determinism.finish()
+        if watch is not None and watch.used:
+            used = {**{id(x): x for x in params}, **watch.used}
+            inputs = Inputs(problem, list(used.values()), found.used | set(watch.used))
+        # .data: an output that is a state on its own is not a view of anything.
+        ys, coefficients = SolveFunction.apply(  # type: ignore[misc]
+            self, forward, inputs, result.ys.data, result.coefficients, *inputs.tensors
+        )
         return result._replace(ys=ys, coefficients=coefficients)
 
 
-def _first_evaluation(
-    forward: ForwardPass, static: Callable[[], list[Tensor]]
-) -> tuple[Tensor | None, list[Tensor], set[int]]:
-    """The first slope, the tensors to differentiate (given by the user, or found by looking and by watching), and the
-    ids of those that were seen in use."""
+class Detected(NamedTuple):
+    """What was learned about a field before the solve."""
+
+    params: list[Tensor]  # the tensors to differentiate
+    used: set[int]  # the ids of those that were seen in use
+    candidates: list[Tensor]  # computed tensors within reach that may come into use later
+    cut: int = 0  # from what the field makes new leaves, where the gradient would end
+
+
+def detect(forward: ForwardPass) -> Detected:
+    """Make the first evaluation, and learn from it and by looking at the callable what the field uses."""
     problem = forward.problem
-    if problem.times[0] == problem.times[-1]:
-        return None, [], set()
+    if problem.trivial:
+        return Detected([], set(), [])
     if forward.capture is not None:
-        return None, *_inputs_of(forward.capture, forward)
-    # Detached copies, so that a tensor which is also closed over counts as captured.
-    y0, args = problem.y0.detach(), [x.detach() for x in problem.field.arg_tensors]
+        return _inputs_of(forward.capture, forward)
+    # Copies, so that a tensor which is also closed over counts as captured. With a graph, so that a weight which is
+    # computed in this evaluation and cached keeps its own.
+    y0 = problem.y0.detach().requires_grad_()
+    args = [x.detach().requires_grad_(x.requires_grad) for x in problem.field.arg_tensors]
     watch = CaptureWatch([y0, *args])
-    engine = forward.engine(problem.field.bind(args, watch.over(problem.field.func)))
-    start = forward.start()
+    engine = forward.engine(problem.field.bind(args, watch.over_field(problem.field.func)))
+    determinism = forward.determinism
     try:
-        with torch.no_grad(), forward.purity.solving():
-            k1 = engine.first_slope(start, engine.lift(y0))
+        with torch.enable_grad(), determinism.solving():
+            k1 = forward.first_slope(engine, y0)
+        k1 = k1.detach()
     finally:
-        forward.purity.restore_buffers()
-    forward.purity.remember(watch.constants.values())
-    params = (*static(), *watch.captured.values()) if problem.params is None else problem.params
-    return k1, list({id(x): x for x in params}.values()), set(watch.captured)
+        determinism.restore_buffers()
+    forward.k1 = k1
+    determinism.remember(watch.constants.values())
+    used = {**watch.captured, **{id(x): x for x in watch.held()}}
+    if problem.params is not None:
+        return Detected(list(problem.params), set(used), [])
+    reach = reachable(problem.field.reach)
+    params = {**{id(x): x for x in reach.leaves()}, **used}
+    candidates = [x for x in reach.computed() if id(x) not in used]
+    return Detected(list(params.values()), set(used), candidates, watch.cut)
 
 
-def _inputs_of(capture: Capture, forward: ForwardPass) -> tuple[list[Tensor], set[int]]:
+def _inputs_of(capture: Capture, forward: ForwardPass) -> Detected:
     """The tensors to differentiate of a field that is a graph: all that it can use are inputs of the graph."""
-    args = {id(x) for x in forward.problem.field.arg_tensors}
+    problem = forward.problem
+    args = {id(x) for x in problem.field.arg_tensors}
     rest = [x for x in capture.rest if id(x) not in args]
-    forward.purity.remember((x, x._version) for x in rest if not x.requires_grad and not x.is_inference())
+    forward.determinism.remember((x, x._version) for x in rest if not x.requires_grad and not x.is_inference())
     used = [x for x in rest if x.requires_grad]
-    params = used if forward.problem.params is None else forward.problem.params
-    return list({id(x): x for x in params}.values()), {id(x) for x in used}
+    params = used if problem.params is None else problem.params
+    return Detected(list({id(x): x for x in params}.values()), {id(x) for x in used}, [])
 
 
-class Call:
-    """What one solve shares between its forward and its backward pass; the tensors themselves are kept by autograd."""
+class Inputs:
+    """The tensors that a solve is differentiated by: y0, ts, the tensors in args, the parameters; each once."""
 
-    def __init__(
-        self,
-        adjoint: FunctionAdjoint,
-        forward: ForwardPass,
-        k1: Tensor | None,
-        params: Sequence[Tensor],
-        used: set[int],
-        n_args: int,
-    ):
-        self.adjoint = adjoint
-        self.forward = forward
-        self.k1 = k1
-        self.params = params
-        self.n_args = n_args
-        self.result: Forward | None = None
-        self.output_times: tuple[float, ...] = ()
-        self.backward_stats: list[Any] = []
-        self.backward_record: list[Any] | None = None  # where a record is wanted
+    def __init__(self, problem: Problem, params: Sequence[Tensor], used: set[int]):
+        self._problem = problem
+        self.args, self.params = problem.field.arg_tensors, params
+        self.tensors = [problem.y0, problem.ts, *self.args, *params]
         self._wanted: dict[tuple[bool, ...], tuple[list[int], tuple[bool, ...]]] = {}
         # Parameters that were only found within reach: autograd must not insist that they stay as they are.
-        self._unseen = {i: (x, x._version) for i, x in enumerate(params, 2 + n_args) if id(x) not in used}
+        first = 2 + len(self.args)
+        self._unseen = {i: (x, x._version) for i, x in enumerate(params, first) if id(x) not in used}
+        self._count = len(self.tensors)
 
-    def wanted(self, needs: Sequence[bool]) -> tuple[list[int], tuple[bool, ...]]:
-        """Where the solve is compiled: the ids of the args and parameters in need, and which inputs of the graph they
-        are."""
+    def guarded(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs that autograd watches for changes."""
+        return [x for i, x in enumerate(tensors) if i not in self._unseen]
+
+    def split(self, saved: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The inputs and what else was kept, from what autograd has saved."""
+        kept = iter(saved)
+        tensors = [self._unseen[i][0] if i in self._unseen else next(kept) for i in range(self._count)]
+        return tensors, list(kept)
+
+    def differentiable(self) -> list[bool]:
+        """For which args and parameters a gradient may be asked."""
+        return [x.requires_grad for x in (*self.args, *self.params)]
+
+    def wanted(self, capture: Capture, needs: Sequence[bool]) -> tuple[list[int], tuple[bool, ...]]:
+        """For a compiled solve: the ids of the args and parameters in need, and which inputs of the graph they are."""
         asked = tuple(needs)
         if asked not in self._wanted:
-            capture = self.forward.capture
-            assert capture is not None
-            given = [*self.forward.problem.field.arg_tensors, *self.params]
-            keys = [id(x) for x, need in zip(given, needs, strict=True) if need]
+            keys = [id(x) for x, need in zip((*self.args, *self.params), needs, strict=True) if need]
             known = set(keys)
             self._wanted[asked] = keys, tuple(id(x) in known for x in capture.rest)
         return self._wanted[asked]
 
-    def finish(self, result: Forward) -> None:
-        """The forward pass is done."""
-        self.k1, self.result = None, result
-        self.output_times = tuple(result.ts.tolist())
-        self.backward_stats = result.stats._backward
-        self.backward_record = None if result.record is None else result.record._backward
+    def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor]]:
+        """The field as a function of leaves that do not depend on each other, and those leaves that need a gradient."""
+        fresh = [x.detach().requires_grad_() if need else x for x, need in zip(args, needs, strict=False)]
+        leaves = [as_leaf(x) for x in self.params]
+        targets = [x for x, need in zip((*fresh, *leaves), needs, strict=True) if need]
+        return self.bound(fresh, leaves), targets
 
-    def guarded(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs that autograd shall watch for changes."""
-        return [x for i, x in enumerate(inputs) if i not in self._unseen]
+    def bound(self, args: Sequence[Tensor], params: Sequence[Tensor]) -> Field:
+        """The field with other tensors in the place of its args and of its parameters."""
+        field, chosen = self._problem.field, self._problem.params
+        func = field.func if chosen is None else restricted(field.func, chosen)
+        return field.bind(args, substituted(func, self.params, params))
 
-    def split(self, saved: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The inputs and what else was kept, from what autograd has saved."""
-        count = 2 + self.n_args + len(self.params)
-        kept = iter(saved)
-        inputs = [self._unseen[i][0] if i in self._unseen else next(kept) for i in range(count)]
-        return inputs, list(kept)
+    def gradients(
+        self,
+        request: BackwardRequest,
+        adj: Tensor | None,
+        of_times: Tensor | None,
+        totals: Sequence[Tensor | None],
+    ) -> Gradients:
+        """What autograd is handed, from the gradients for y0, for times, and for the args and parameters in need."""
+        needs, ts = request.needs, request.tensors[1]
+        sums = iter(totals)
+        found = [next(sums) if need else None for need in needs[2:]]
+        tensors = [*self.args, *self.params]
+        rest = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
+        of_times = None if of_times is None else of_times.to(device=ts.device, dtype=ts.dtype)
+        grads = [adj if needs[0] else None, of_times, *rest]
+        self._check_unseen(grads)
+        return grads
 
-    def check_unseen(self, grads: Sequence[Tensor | None]) -> None:
-        """One that does turn out to be in use must not have changed."""
+    def _check_unseen(self, grads: Sequence[Tensor | None]) -> None:
+        """A parameter that does turn out to be in use must not have changed."""
         for i, (x, version) in self._unseen.items():
             if grads[i] is not None and x._version != version:
                 raise RuntimeError(
@@ -196,87 +242,152 @@ class Call:
                     "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
                 )
 
-    def gradients(
-        self,
-        needs: Sequence[bool],
-        ts: Tensor,
-        args: Sequence[Tensor],
-        adj: Tensor | None,
-        time: Tensor | None,
-        totals: Sequence[Tensor | None],
-    ) -> Gradients:
-        """What autograd is handed, from the gradients for y0, for times, and for the args and parameters in need."""
-        sums = iter(totals)
-        found = [next(sums) if need else None for need in needs[2:]]
-        tensors = [*args, *self.params]
-        rest = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
-        of_times = None if time is None else time.to(device=ts.device, dtype=ts.dtype)
-        grads = [adj if needs[0] else None, of_times, *rest]
-        self.check_unseen(grads)
-        return grads
 
-    def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor], list[Tensor]]:
-        """The field, its args and its parameters as tensors that do not depend on each other, to pull back to."""
-        fresh = [leaf_of(x) if need else x for x, need in zip(args, needs, strict=True)]
-        problem = self.forward.problem
-        field = problem.field
-        own = field.func if problem.params is None else restricted(field.func, problem.params)
-        func, params = cut(own, self.params)
-        return field.bind(fresh, func), fresh, params
-
-
-def leaf_of(x: Tensor) -> Tensor:
-    """A leaf with the value of x."""
-    return x.detach().requires_grad_()
+def check_samples(request: BackwardRequest, counter: Counter) -> None:
+    """Evaluate the field again where it was evaluated on the forward pass: is it still the same function?"""
+    forward = request.forward
+    assert forward.samples is not None
+    problem, log = forward.problem, EvaluationLog(Counter())
+    evaluate = EagerEvaluator(problem.field, problem.y0, forward.determinism, log)
+    same = SameAnswers(problem.field.eps)
+    states, slopes = request.samples[::2], request.samples[1::2]
+    with torch.no_grad():
+        for t, y, k in zip(forward.samples.times, states, slopes, strict=True):
+            same.compare(evaluate(t, y), k, lambda k=k: [k], t)
+    same.finish(problem.times[0])
+    counter.checks += log.counter.nfe
 
 
 class SolveFunction(Function):
-    """Binds a solve into autograd. Inputs: the call, y0, ts, the tensors in args, the parameters."""
+    """Binds a finished forward pass into autograd."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        forward = call.forward
-        result = forward.run(call.adjoint.engine(call), inputs[0].detach(), k1=call.k1)
-        call.finish(result)
-        ctx.call = call
+    def forward(
+        ctx: Any,
+        adjoint: FunctionAdjoint,
+        forward: ForwardPass,
+        inputs: Inputs,
+        ys: Tensor,
+        coefficients: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.solve = adjoint, forward, inputs
         ctx.set_materialize_grads(False)
-        ys = result.ys.data  # .data: a state on its own is not a view of anything
         kept = [] if forward.tape is None else forward.tape.hand_over()
+        samples = [] if forward.samples is None else forward.samples.hand_over()
+        ctx.samples = len(samples)
         # The inputs, so that a change in place is noticed; the tape, so that autograd frees it and hooks may move it.
-        ctx.save_for_backward(*call.guarded(inputs), *kept, *([ys] if call.adjoint.keeps_outputs else []))
-        return ys, result.coefficients
+        outputs = [ys] if adjoint.keeps_outputs else []
+        ctx.save_for_backward(*inputs.guarded(tensors), *samples, *kept, *outputs)
+        return ys, coefficients
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Gradients for all inputs, from the cotangents of the outputs and of the dense coefficients."""
-        call, needs = ctx.call, ctx.needs_input_grad[1:]
-        inputs, kept = call.split(ctx.saved_tensors)
+        adjoint, forward, inputs = ctx.solve
+        if transforms_active():
+            raise RuntimeError(
+                f"{adjoint.name} cannot compute batches of gradients (is_grads_batched=True, or torch.func.vmap over a "
+                "backward pass), since its backward pass reads values. Pass adjoint=sn.Direct() to solve, or loop over "
+                "the cotangents."
+            )
+        tensors, kept = inputs.split(ctx.saved_tensors)
+        samples, kept = kept[: ctx.samples], kept[ctx.samples :]
+        request = BackwardRequest(forward, inputs, tensors, kept, samples, ctx.needs_input_grad[5:], grads)
+        nothing = [None] * 5
         if torch.is_grad_enabled():
-            return None, *GradientFunction.apply(call, needs, len(inputs), *grads, *inputs, *kept)  # type: ignore[misc]
-        with call.forward.purity.backward():
-            return None, *call.adjoint.backward(Asked(call, inputs, kept, needs, grads))
+            return *nothing, *GradientFunction.apply(adjoint, request, *grads, *tensors)  # type: ignore[misc]
+        with forward.determinism.backward():
+            return *nothing, *adjoint.backward(request)
 
 
 class GradientFunction(Function):
-    """The backward pass as a function of its own, for second derivatives.
+    """The backward pass as a function of its own, for derivatives of second and higher order.
 
-    Inputs: the call, what is needed, how many inputs; the two cotangents, the inputs of `SolveFunction`, what was kept.
+    Inputs: the adjoint, the request; the two cotangents, and the inputs of the solve.
     """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, needs: Sequence[bool], count: int, *tensors: Any) -> tuple[Tensor | None, ...]:
-        ctx.call, ctx.needs, ctx.count = call, needs, count
+    def forward(ctx: Any, adjoint: FunctionAdjoint, request: BackwardRequest, *tensors: Any) -> Any:
+        ctx.solve = adjoint, request._replace(tensors=(), kept=(), samples=(), cotangents=())
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors[: 2 + count])
-        grads, inputs, kept = tensors[:2], tensors[2 : 2 + count], tensors[2 + count :]
-        ctx.kept = len(kept)
-        with call.forward.purity.backward():
-            return tuple(call.adjoint.backward(Asked(call, inputs, kept, needs, grads)))
+        ctx.save_for_backward(*tensors)
+        with request.forward.determinism.backward():
+            return tuple(adjoint.backward(request))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved, call = ctx.saved_tensors, ctx.call
-        with call.forward.purity.backward():
-            found = call.adjoint.twice(Asked(call, saved[2:], (), ctx.needs, saved[:2]), grads)
-        return None, None, None, *found, *[None] * ctx.kept
+        adjoint, request = ctx.solve
+        cotangents, tensors = ctx.saved_tensors[:2], ctx.saved_tensors[2:]
+        present = [c is not None for c in cotangents]
+        solved = adjoint.frozen(request._replace(tensors=tensors))
+
+        def gradients(leaves: Sequence[Tensor]) -> list[Tensor | None]:
+            """The gradients of the frozen solve, as a function of its cotangents and its inputs."""
+            weights, inputs = leaves[: sum(present)], leaves[sum(present) :]
+            values = [v for v, c in zip(solved(inputs), present, strict=True) if c]
+            return vjp(values, inputs, weights, request.needs)
+
+        with request.forward.determinism.backward():
+            found = differentiated(gradients, [*(c for c in cotangents if c is not None), *tensors], grads)
+        firsts = iter(found)
+        return None, None, *[next(firsts) if c else None for c in present], *firsts
+
+
+def differentiated(
+    function: Callable[[Sequence[Tensor]], list[Tensor | None]],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The VJP of a function of leaves; where grad mode is on, differentiable in turn, as often as one likes."""
+    present = [c is not None for c in cotangents]
+    given = [c for c in cotangents if c is not None]
+    if not given:
+        return [None] * len(inputs)
+    return list(VJPFunction.apply(function, present, len(inputs), *inputs, *given))  # type: ignore[misc]
+
+
+class VJPFunction(Function):
+    """(x, c) ↦ Σ cᵢ ∂Fᵢ/∂x for a function F of leaves. Its own VJP is the same for another such function."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, present: Sequence[bool], count: int, *tensors: Tensor) -> Any:
+        ctx.function, ctx.present, ctx.count = function, present, count
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        with torch.enable_grad():
+            leaves = [as_leaf(x) for x in tensors]
+            return tuple(_weighted(function, present, leaves[:count], leaves[count:], create_graph=False))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        function, present, count = ctx.function, ctx.present, ctx.count
+
+        def vjp_of(leaves: Sequence[Tensor]) -> list[Tensor | None]:
+            return _weighted(function, present, leaves[:count], leaves[count:], create_graph=True)
+
+        return None, None, None, *differentiated(vjp_of, ctx.saved_tensors, grads)
+
+
+def _weighted(
+    function: Any, present: Sequence[bool], inputs: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool
+) -> list[Tensor | None]:
+    values = [v for v, c in zip(function(inputs), present, strict=True) if c]
+    return vjp(values, inputs, weights, [x.requires_grad for x in inputs], create_graph)
+
+
+def vjp(
+    values: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    needs: Sequence[bool],
+    create_graph: bool = True,
+) -> list[Tensor | None]:
+    """The gradients of Σ ⟨weights, values⟩ for the inputs in need; `None` where nothing flows."""
+    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and v.requires_grad]
+    wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
+    if not pairs or not wanted:
+        return [None] * len(inputs)
+    outputs, cotangents = zip(*pairs, strict=True)
+    grads = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=create_graph, allow_unused=True))
+    return [next(grads) if need else None for need in needs]

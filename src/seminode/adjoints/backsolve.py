@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from .. import norms
 from .._stepping.observers import Tape
 from .._stepping.problem import Problem
 from ..norms import Norm
 from ._continuous.parameter_integral import StageSums
-from ._continuous.solve import BackwardSolve
+from ._continuous.solve import IntegralContext
 from ._continuous.strategy import ContinuousAdjoint, refuse_coarse_polynomials
 
-#: Norms that read z and a_z alone: then a_θ and a_t need not be there.
+#: Norms of the backward pass by name.
+BackwardNorm = Literal["seminorm", "seminorm_rms", "mixed", "mixed_per_tensor"]
+Restart = Literal["carry", "fresh"]
+#: Norms that read z and a_z alone: with them a_θ and a_t need not be part of the solver's state.
 SEMINORMS = (norms.seminorm, norms.seminorm_rms)
 
 
@@ -23,22 +26,23 @@ class Backsolve(ContinuousAdjoint):
 
         z′ = f(t, z),    a_z′ = −a_zᵀ ∂f/∂z,    ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt
 
-    Nothing of the forward pass is kept but the outputs. The gradient is that of the exact solution, to the tolerance;
-    where the solution contracts, going back is unstable and the gradient wrong, of which `DriftWarning` tells.
+    Nothing of the forward pass is kept but the outputs. The gradient is that of the exact solution, to the tolerance.
+    Where the solution contracts, solving backwards is unstable and the gradient wrong; a `DriftWarning` says so.
 
     Arguments:
-        norm: of the error on the way back. `"seminorm"` (default: the larger of the norms of z and a_z; gradients of
-            parameters, being plain integrals, have no say), `"seminorm_rms"`, `"mixed"` (the paper's baseline),
-            `"mixed_per_tensor"` (torchdiffeq's), or a function of an `AdjointState`.
+        norm: of the error on the backward pass. `"seminorm"` (default) is the larger of the norms of z and a_z:
+            gradients of parameters, which are plain integrals, do not steer the steps. `"seminorm_rms"` is the root
+            mean square over both, `"mixed"` the paper's baseline, `"mixed_per_tensor"` that of torchdiffeq; or pass a
+            function of an `AdjointState`.
         restart: `"carry"` keeps the step size across output times, lands on them exactly, does not stop at those
             without a cotangent, and scales the cotangents to order one. `"fresh"` is the published procedure: at every
-            output time a new first step, a solve that runs past its end, and an interpolation back to it.
+            output time with a cotangent a new first step, a solve that runs past its end, and an interpolation back.
 
     Kidger, Chen and Lyons, *"Hey, that's not an ODE": Faster ODE Adjoints via Seminorms* (ICML 2021).
     """
 
-    norm: str | Norm = "seminorm"
-    restart: str = "carry"
+    norm: BackwardNorm | Norm = "seminorm"
+    restart: Restart = "carry"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,10 +68,10 @@ class Backsolve(ContinuousAdjoint):
     def refuse(self, problem: Problem) -> None:
         super().refuse(problem)
         if self.fresh:
-            refuse_coarse_polynomials("Backsolve(restart='fresh')", self.method(problem)[0])
+            refuse_coarse_polynomials("Backsolve(restart='fresh')", self.backward_method(problem)[0])
 
     def tape(self, problem: Problem) -> Tape | None:
         return None
 
-    def watch(self, solve: BackwardSolve) -> Any:
-        return StageSums(solve.solver, solve.targets, idle=self.integrals_in_state)
+    def integral(self, context: IntegralContext) -> StageSums:
+        return StageSums(context.solver, context.system.targets, idle=self.integrals_in_state)

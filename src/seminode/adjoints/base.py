@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._compile.engine import Fused, captured
+from .._compile.engine import captured, compiled_engine
 from .._compile.graph import Capture
-from .._field.determinism import Purity
+from .._compile.torch_private import transforms_active
+from .._field.determinism import Determinism
 from .._field.field import Field
 from .._field.pytree import is_finite, real_dtype
 from .._integrals.auto_norm import Recheck
-from .._stepping.engine import Eager, Shifts
+from .._stepping.engine import Engine, EvaluationLog, eager_engine
 from .._stepping.loop import check_start, integrate, select_first_step
 from .._stepping.observers import (
     AtTimes,
+    Counter,
     EveryStep,
     LastOnly,
     Observer,
@@ -29,24 +30,32 @@ from .._stepping.observers import (
     Progress,
     Recorder,
     Sampler,
-    Tally,
+    Samples,
     Tape,
 )
-from .._stepping.problem import Forward, Plan, Problem
-from .._stepping.schedule import Pace, RecordedPace
+from .._stepping.problem import Problem
+from .._stepping.schedule import Plan, RecordedSchedule, Schedule
+from .._stepping.step import Shifts
 from ..errors import NonFiniteState, SolveError
+from ..solution import BackwardReport, Record, Stats
+
+
+class ForwardResult(NamedTuple):
+    """A finished forward pass over flat tensors: what an adjoint hands back to `solve`."""
+
+    ys: Tensor
+    coefficients: Tensor | None  # of the polynomials, with dense output
+    plans: Sequence[Plan]  # the accepted steps, where they are kept
+    stats: Stats
+    record: Record | None
+    error: SolveError | None
 
 
 class Adjoint(ABC):
     """A way to differentiate a solve. It runs the forward pass and makes its result differentiable."""
 
     @abstractmethod
-    def run(self, problem: Problem) -> Forward: ...
-
-
-def transforms_active() -> bool:
-    """Whether we are inside a torch.func transform, where tensors have no values to look at."""
-    return torch._C._are_functorch_transforms_active()
+    def run(self, problem: Problem) -> ForwardResult: ...
 
 
 def has_tangent(x: Tensor) -> bool:
@@ -54,35 +63,33 @@ def has_tangent(x: Tensor) -> bool:
     return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
-def outputs_of(problem: Problem) -> tuple[Outputs, list[Tensor]]:
-    """What the problem wants saved, and which outputs are there before the first step."""
-    times, y0 = problem.times, problem.y0
-    if times[0] == times[-1]:
-        return LastOnly(), [y0] * (len(times) if problem.save == "ts" else 1)
+def outputs_of(problem: Problem) -> tuple[Outputs, int]:
+    """Which outputs the problem wants, and how many of them are y0 itself, before the first step."""
+    times = problem.times
+    if problem.trivial:
+        return LastOnly(), len(times) if problem.save == "ts" else 1
     if problem.save == "ts":
-        return AtTimes(times), [y0]
-    return (LastOnly(), []) if problem.save == "last" else (EveryStep(), [y0])
+        return AtTimes(times), 1
+    return (LastOnly(), 0) if problem.save == "last" else (EveryStep(), 1)
 
 
-@dataclass
 class ForwardPass:
-    """One forward pass over a problem: everything that lives as long as it does."""
+    """One forward pass over a problem, and what its backward pass needs to know of it.
 
-    problem: Problem
-    purity: Purity
-    tape: Tape | None = None  # what is kept for the way back
-    tally: Tally = field(init=False, default_factory=Tally)
-    recorder: Recorder | None = field(init=False)
-    ranges: list[tuple[int, int]] = field(init=False, default_factory=list)
+    `tape` keeps what the backward pass needs of the steps; `samples`, some evaluations to recognise the field by.
+    """
 
-    def __post_init__(self) -> None:
-        self.recorder = Recorder(self.problem.error is not None) if self.problem.record else None
-        if self.tape is None:
-            self.keep_nothing()
-
-    def keep_nothing(self) -> None:
-        """There will be no backward pass: a long solve keeps no list of its steps unless the outputs need it."""
-        self.tape = Tape() if self.problem.dense or self.problem.save == "steps" else None
+    def __init__(self, problem: Problem, determinism: Determinism):
+        self.problem = problem
+        self.determinism = determinism
+        self.counter = Counter()
+        self.report = BackwardReport()
+        self.recorder = Recorder(problem.error is not None) if problem.record else None
+        # Without a backward pass a long solve keeps no list of its steps unless the outputs need it.
+        self.tape: Tape | None = Tape() if problem.dense or problem.save == "steps" else None
+        self.samples: Samples | None = None
+        self.ranges: list[tuple[int, int]] = []
+        self.k1: Tensor | None = None  # the first slope, once it is known
 
     @property
     def plans(self) -> list[Plan]:
@@ -90,140 +97,124 @@ class ForwardPass:
         return [] if self.tape is None else self.tape.plans
 
     @property
-    def log(self) -> list[float] | None:
-        """Where the times of evaluations are written down, if they are."""
-        return None if self.recorder is None else self.recorder.evaluations
+    def log(self) -> EvaluationLog:
+        return EvaluationLog(self.counter, None if self.recorder is None else self.recorder.evaluations)
 
-    def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Eager:
-        """What takes the steps: compiled, where that was asked for and is possible."""
-        problem = self.problem
-        if problem.compile and field is None and shifts is None:
-            return self.fused(self.tally, self.log)
-        field = problem.field if field is None else field
-        return Eager(field, problem.solver, problem.y0, self.purity, self.tally, shifts, self.log)
-
-    def fused(self, tally: Tally, log: list[float] | None, kind: type[Fused] = Fused, **options: Any) -> Fused:
-        """An engine that takes compiled steps."""
-        problem = self.problem
-        given = problem.field, problem.solver, problem.y0, self.purity, tally, log, self.capture, problem.error
-        return kind(*given, **options)
+    def keep_samples(self) -> None:
+        self.samples = Samples(*outputs_of(self.problem))
 
     @cached_property
     def capture(self) -> Capture | None:
         """The field as a graph, where the solve is to be compiled and can be."""
         problem = self.problem
-        if not problem.compile or problem.times[0] == problem.times[-1]:
+        if not problem.compile or problem.trivial:
             return None
-        return captured(problem, self.start().stage_time(0.0), self.purity)
+        return captured(problem, self.start_plan().stage_time(0.0), self.determinism)
+
+    def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
+        """What takes the steps: compiled where that was asked for and is possible."""
+        problem, controlled = self.problem, self.problem.error is not None
+        if field is None and shifts is None and self.capture is not None:
+            return compiled_engine(problem, self.determinism, self.log, self.capture)
+        field, solver, like = problem.field if field is None else field, problem.solver, problem.y0
+        return eager_engine(field, solver, like, self.determinism, self.log, controlled=controlled, shifts=shifts)
+
+    def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
+        """The first evaluation of the solve, made again if it turns out to change the field's buffers."""
+        plan, memory = self.start_plan(), engine.solver.start(y0)
+        if self.capture is not None:  # a field that could be compiled draws no random numbers and changes no buffers
+            return engine.start_slope(plan, y0, memory)
+        self.determinism.begin()
+        k1 = engine.start_slope(plan, y0, memory)
+        return engine.start_slope(plan, y0, memory) if self.determinism.inspect() else k1
 
     def run(
         self,
-        engine: Eager,
+        engine: Engine,
         y0: Tensor,
         *,
         shifts: Shifts | None = None,
-        k1: Tensor | None = None,
         plans: Sequence[Plan] | None = None,
-    ) -> Forward:
-        """Integrate; with `plans`, along steps taken before. A k1 that the caller knows is not evaluated again."""
+    ) -> ForwardResult:
+        """Integrate; with `plans`, along steps taken before."""
         problem = self.problem
-        outputs, first = outputs_of(problem)
-        sampler = Sampler(outputs, [y0] * len(first), shifts)
+        outputs, begun = outputs_of(problem)
+        sampler = Sampler(outputs, [y0] * begun, shifts)
         dense = PolynomialTape() if problem.dense else None
-        observers: list[Observer] = [self.tally, sampler]
-        observers += [o for o in (self.tape, dense, self.recorder) if o is not None]
+        observers: list[Observer] = [self.counter, sampler]
+        observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
         if problem.progress:
             observers.append(Progress(problem.times))
         if problem.reader is not None and any(problem.integrals):
             observers.append(Recheck(problem))
         error = None
         try:
-            with self.purity.solving():
-                self._integrate(engine, y0, observers, k1, plans)
-        except SolveError as found:
-            if found.stats is not None:
+            with self.determinism.solving():
+                self._integrate(engine, y0, observers, plans)
+        except SolveError as failure:
+            if failure.stats is not None:
                 raise  # of a solve inside the field
-            found.stats = self.tally.stats()
+            failure.stats = self.counter.stats()
             if problem.throw:
                 raise
-            error = found.with_traceback(None)  # which would hold on to every tensor of every frame
+            error = failure.with_traceback(None)  # which would hold on to every tensor of every frame
         finally:
-            self.purity.restore_buffers()
+            self.determinism.restore_buffers()
             for observer in observers:
                 observer.close()
         self.ranges = sampler.ranges
-        return Forward(
-            ts=self._output_times(sampler.count),
+        return ForwardResult(
             ys=sampler.stacked(y0),
-            stats=self.tally.stats(),
-            error=error,
-            record=None if self.recorder is None else self.recorder.record(),
-            plans=self.plans,
             coefficients=None if dense is None else dense.stacked(y0),
+            plans=self.plans,
+            stats=self.counter.stats(report=self.report),
+            record=None if self.recorder is None else self.recorder.record(self.report),
+            error=error,
         )
 
-    def _integrate(
-        self,
-        engine: Eager,
-        y0: Tensor,
-        observers: list[Observer],
-        k1: Tensor | None,
-        plans: Sequence[Plan] | None,
-    ) -> None:
-        problem = self.problem
-        check = not transforms_active()
-        start = engine.lift(y0)
-        if problem.times[0] == problem.times[-1]:
+    def _integrate(self, engine: Engine, y0: Tensor, observers: list[Observer], plans: Sequence[Plan] | None) -> None:
+        problem, solver = self.problem, self.problem.solver
+        check, layout = not transforms_active(), problem.field.layout
+        if problem.trivial:
             if check:
-                check_start(y0, None, problem.field.layout, problem.times[0])
+                check_start(y0, None, layout, problem.times[0])
             return
+        memory = solver.start(y0)
         if plans is not None:
             # The same solve once more, not a new one: nothing is inspected or drawn afresh.
-            integrate(engine, RecordedPace(plans), start, observers, check=False)
+            integrate(engine, RecordedSchedule(plans), y0, observers, memory=memory, check=False)
             return
-        pace = self._pace()
-        if k1 is None:
-            k1 = engine.first_slope(pace.plan(1.0), start)
+        schedule = self._schedule()
+        k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
+        self.k1 = None
         if check:
-            check_start(y0, k1, problem.field.layout, problem.times[0])
-        if pace.unset:
+            check_start(y0, k1, layout, problem.times[0])
+        if schedule.unset:
             assert problem.error is not None
-            select_first_step(engine, pace, y0, k1, problem.error, self._order)
-        end = integrate(
-            engine,
-            pace,
-            start,
-            observers,
-            k1=k1,
-            error=problem.error,
-            max_steps=problem.max_steps,
-            check=check,
-        )
-        if check and not is_finite(end):
+            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
+        memory = solver.with_slope(memory, k1)
+        limits = {"error": problem.error, "max_steps": problem.max_steps, "check": check}
+        end, memory = integrate(engine, schedule, y0, observers, memory=memory, **limits)
+        if check and not all(map(is_finite, (end, *solver.carried(memory)))):
             # Reached only where the norm does not read the leaf that went wrong.
-            leaf = problem.field.layout.culprit((end[0] if problem.solver.paired else end).detach())
-            t1 = problem.times[-1]
+            leaf, t1 = layout.non_finite_leaf(end.detach()), problem.times[-1]
             raise NonFiniteState(
                 f"the solution at t = {t1:g} holds a NaN or an infinity (leaf {leaf})", t=t1, leaf=leaf
             )
 
-    @property
-    def _order(self) -> int:
-        return self.problem.solver.error_order or self.problem.solver.order
+    def _schedule(self) -> Schedule:
+        problem, solver = self.problem, self.problem.solver
+        order = solver.error_order or solver.order
+        return Schedule(problem.controller, order, problem.times, problem.jumps, real_dtype(problem.y0))
 
-    def _pace(self) -> Pace:
-        problem, y0 = self.problem, self.problem.y0
-        return Pace(problem.controller, self._order, problem.times, problem.jumps, real_dtype(y0))
-
-    def start(self) -> Plan:
+    def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""
-        return self._pace().plan(1.0)
+        return self._schedule().plan(1.0)
 
-    def _output_times(self, count: int) -> Tensor:
+    @property
+    def output_times(self) -> list[float]:
+        """The times of the outputs as numbers."""
         problem = self.problem
-        if problem.save == "ts":
-            return problem.ts[:count]
-        if problem.save == "last":
-            return problem.ts[-1:][:count]
-        steps = [problem.times[0], *(plan.t1 for plan in self.plans)]
-        return torch.tensor(steps, dtype=problem.ts.dtype, device=problem.ts.device)
+        if problem.save == "steps":
+            return [problem.times[0], *(plan.t1 for plan in self.plans)]
+        return list(problem.times if problem.save == "ts" else problem.times[-1:])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from .._field.checks import check_count
 from .._stepping.checkpoints import Checkpoints
-from .._stepping.observers import CheckpointTape, Observer
+from .._stepping.observers import CheckpointTape, Observer, State
 from .._stepping.problem import Problem
-from ._autograd import Asked
-from ._discrete.sweep import States, Sweep
-from .replay import DiscreteAdjoint
+from .._stepping.step import Step
+from ._autograd import BackwardRequest
+from ._discrete.sweep import DiscreteAdjoint, States, Sweep
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Checkpointed(DiscreteAdjoint):
 
     The gradient is that of `Replay`. States that are not kept are computed again from the last one that is, more than
     once if need be: the fewer states, the more work. With n = 10, a thousand steps cost about 2.7 more evaluations of
-    every step, ten thousand 4.8. See `seminode.checkpoints` for where they are put.
+    every step, ten thousand 4.8. [`Checkpoints`][seminode._stepping.checkpoints.Checkpoints] says where they are put.
 
     Arguments:
-        n: the number of states, the initial one included.
+        n: the number of states, including the initial one.
     """
 
     n: int
@@ -36,34 +36,38 @@ class Checkpointed(DiscreteAdjoint):
     def tape(self, problem: Problem) -> CheckpointTape:
         return CheckpointTape(self.n)
 
-    def states(self, asked: Asked) -> CheckpointedStates:
-        tape = asked.call.forward.tape
+    def states(self, request: BackwardRequest) -> CheckpointedStates:
+        tape = request.forward.tape
         assert isinstance(tape, CheckpointTape)
-        return CheckpointedStates(tape.checkpoints)
+        return CheckpointedStates(tape.checkpoints, request.kept, len(tape.plans))
 
 
 class CheckpointedStates(States):
-    """A few states were kept; on the way to a missing one others are kept in the places that have become free.
+    """A few states were kept, and the last one. When a missing one is computed, others are kept in the freed slots.
 
     The checkpoints belong to the solve, not to autograd, which would hold on to all of them until the end of the
-    backward pass. They are used up by it; a second one starts from the first state.
+    backward pass. They are used up by it; a second backward pass starts from the first state.
     """
 
-    def __init__(self, checkpoints: Checkpoints[Tensor]):
+    def __init__(self, checkpoints: Checkpoints[State], end: Sequence[Tensor], steps: int):
         self._checkpoints = checkpoints
+        self._end, self._steps = tuple(end), steps
 
-    def before(self, j: int, sweep: Sweep) -> Tensor:
+    def before(self, j: int, sweep: Sweep) -> State:
         i, state = self._checkpoints.recall(j)
         return state if i == j else sweep.advance(i, j, state, [Offer(self._checkpoints, i)])
 
+    def after(self, j: int) -> State | None:
+        return self._end if j == self._steps - 1 else None
+
 
 class Offer(Observer):
-    """Offers the states after each step to be kept."""
+    """Offers the state after each step to be kept."""
 
-    def __init__(self, checkpoints: Checkpoints[Tensor], start: int):
+    def __init__(self, checkpoints: Checkpoints[State], start: int):
         self._checkpoints = checkpoints
         self._step = start
 
-    def accepted(self, step: Any, ratio: float) -> None:
+    def accepted(self, step: Step, ratio: float) -> None:
         self._step += 1
-        self._checkpoints.offer(self._step, step.end)
+        self._checkpoints.offer(self._step, step.after)

@@ -3,39 +3,57 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingModuleSource]
 
+from .._compile.engine import saving_engine, warn_not_compiled
+from .._compile.graph import NotCompiled
+from .._compile.torch_private import is_wrapped, transforms_active
 from .._field.capture import reachable, restricted
-from .._field.determinism import Purity
-from .._stepping.engine import TimeShifts
-from .._stepping.problem import Forward, Problem, Record, Stats
-from ._discrete.saved import Saved
-from .base import Adjoint, ForwardPass, has_tangent, transforms_active
+from .._field.determinism import Determinism
+from .._field.field import Field
+from .._stepping.engine import Engine
+from .._stepping.problem import Problem
+from .._stepping.step import TimeShifts
+from ..solution import Record, Stats
+from ._autograd import BackwardRequest, Gradients, Inputs
+from ._discrete.saved_activations import (
+    ActivationTape,
+    SavedSweep,
+    outputs_inside,
+    states_and_activations,
+    worth_saving,
+)
+from ._discrete.sweep import DiscreteAdjoint, SparseStates, Sweep
+from .base import ForwardPass, ForwardResult, has_tangent
 
 
 @dataclass(frozen=True)
-class Direct(Adjoint):
+class Direct(DiscreteAdjoint):
     """Backpropagation through the solver's own operations.
 
-    The graph of a rejected step is dropped as soon as it is rejected, and step-size control is no part of the graph:
+    The graph of a rejected step is dropped as soon as it is rejected, and step-size control is not part of the graph:
     the gradient is that of the accepted steps with their sizes held fixed. Memory grows with every activation of every
-    accepted step. No custom autograd function is involved, so that second derivatives and, with fixed steps,
-    all of torch.func work.
+    accepted step. Eagerly, autograd itself does all of it, so that derivatives of any order and, with fixed steps,
+    all of torch.func work. With `compile=True` each step is a program that also returns the activations which its VJP
+    needs, and the VJP of a step is another program. Gradients for times and of dense output take the steps again
+    there, as `Replay` does. Where the field cannot be compiled, the solve runs eagerly.
     """
 
-    def run(self, problem: Problem) -> Forward:
-        if problem.compile and not transforms_active():
-            return Saved().run(problem)
+    def run(self, problem: Problem) -> ForwardResult:
+        reach = reachable(problem.field.reach)
+        forward = ForwardPass(problem, Determinism(problem.y0.device, reach))
+        if problem.compile and not transforms_active() and forward.capture is not None:
+            return self.bind(forward)
+        return self._run_eagerly(forward)
+
+    def _run_eagerly(self, forward: ForwardPass) -> ForwardResult:
+        problem = forward.problem
         shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
-        modules, _ = reachable(problem.field.reach)
-        forward = ForwardPass(problem, Purity(problem.y0.device, modules))
         field = problem.field
         if problem.params is not None:
-            field = field.bind(field.arg_tensors, restricted(field.func, problem.params))
+            field = field.bind(func=restricted(field.func, problem.params))
         try:
             result = forward.run(forward.engine(field, shifts), problem.y0, shifts=shifts)
         except RuntimeError as error:
@@ -51,26 +69,46 @@ class Direct(Adjoint):
                     _count_backward(output, result, problem.solver.evaluations)
         return result
 
+    def tape(self, problem: Problem) -> ActivationTape:
+        return ActivationTape(outputs_inside(problem))
+
+    def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
+        problem, capture = forward.problem, forward.capture
+        if capture is None or not worth_saving(problem):
+            return forward.engine(field)
+        wanted = inputs.wanted(capture, inputs.differentiable())[1]
+        return saving_engine(problem, forward.determinism, forward.log, capture, wanted, outputs_inside(problem))
+
+    def states(self, request: BackwardRequest) -> SparseStates:
+        return states_and_activations(request)[0]
+
+    def backward(self, request: BackwardRequest) -> Gradients:
+        tape = request.forward.tape
+        assert isinstance(tape, ActivationTape)
+        states, activations = states_and_activations(request)
+        if tape.sizes and not request.needs[1] and request.cotangents[1] is None:
+            try:
+                return SavedSweep(request, states, activations, tape.sizes).run()
+            except NotCompiled as reason:
+                warn_not_compiled(reason)
+        return Sweep(request, self.states(request)).run()
+
 
 def _differentiable(ts: Tensor) -> bool:
     if ts.requires_grad and torch.is_grad_enabled():
         return True
-    if is_functorch_wrapped_tensor(ts):
-        return True
-    return has_tangent(ts)
+    return is_wrapped(ts) or has_tangent(ts)
 
 
-def _count_backward(output: Tensor, result: Forward, evaluations: int) -> None:
-    # Autograd pulls back through the stages of every accepted step and evaluates nothing anew.
+def _count_backward(output: Tensor, result: ForwardResult, evaluations: int) -> None:
+    # Autograd backpropagates through the stages of every accepted step and evaluates nothing again.
     stats, record = result.stats, result.record
-    pulled = evaluations * stats.accepted
-    backward = Stats(accepted=stats.accepted, vjp_y=pulled, vjp_params=pulled)
-    cells: list[tuple[list[Any], Any]] = [(stats._backward, backward)]
-    if record is not None:
-        cells.append((record._backward, Record((), record.accepted[::-1], (), ())))
+    count = evaluations * stats.accepted
+    backward = Stats(accepted=stats.accepted, vjp_y=count, vjp_params=count)
+    backward_record = None if record is None else Record((), record.accepted[::-1], (), ())
+    report = stats.report
 
     def note(_: Tensor) -> None:
-        for cell, value in cells:
-            cell[:] = [value]
+        report.stats, report.record = backward, backward_record
 
     output.register_hook(note)

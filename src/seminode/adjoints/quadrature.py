@@ -5,51 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .._field.checks import check_number
-from .._stepping.engine import Step
-from .._stepping.observers import Observer
-from .._stepping.problem import Plan, Problem
-from ._continuous.parameter_integral import ErrorSample, Sums
+from .._stepping.problem import Problem
+from .._stepping.schedule import Plan
+from .._stepping.step import Step
+from ._continuous.parameter_integral import ErrorSample, ParameterIntegral
 from ._continuous.quadrature_rules import GAUSS, KRONROD, LOBATTO, RADAU, Rule
-from ._continuous.solve import BackwardSolve
+from ._continuous.solve import IntegralContext
 from ._continuous.strategy import refuse_coarse_polynomials
-from ._continuous.system import AdjointEngine, AdjointSystem, Integrand, StageWatch
+from ._continuous.system import Integrand
+from ._sums import Sums
 from .interpolating import DenseAdjoint
 
+RuleName = Literal["lobatto", "gauss", "gauss-kronrod"]
+StateSource = Literal["solve", "dense"]
 RULES = ("lobatto", "gauss", "gauss-kronrod")
-#: The error of the integral is looked at on the first steps and then on some: its nodes cannot be batched there.
+#: The error of the integral is estimated on the first steps and then on some: nodes cannot be batched there.
 ALL, EVERY = 16, 8
-#: How often an interval may be halved by the adaptive rule, and how often in vain.
+#: How often the adaptive rule may halve an interval, and how often without success.
 DEPTH, PATIENCE = 12, 3
 
 
 @dataclass(frozen=True, repr=False)
 class Quadrature(DenseAdjoint):
-    """Solve for a_z without a thought for parameters; then ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt by quadrature, step by step.
+    """Solve for a_z without the parameters; then compute ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt by quadrature, step by step.
 
     A plain integral needs no Runge–Kutta method. The integrand is evaluated on the polynomials of accepted steps only,
-    at fewer places than a step has stages: parameters see no rejected step at all.
+    at fewer places than a step has stages: no gradient for parameters is computed in rejected steps.
 
     Arguments:
         rule: `"lobatto"` (default; 4 nodes for a method of order 5, two of which are the ends of the step, where the
             field has been evaluated already), `"gauss"` (3 nodes), or `"gauss-kronrod"` (7 nodes, halving intervals
             until its own tolerance is met).
         z: `"solve"` (default) solves z backwards with a_z, in constant memory: exactly the steps of `Backsolve()`, with
-            two more evaluations each and about half the gradients of parameters. `"dense"` reads z off the forward
-            solution, as `Interpolating` does, for problems that cannot be solved backwards.
+            two more evaluations per step and about half the gradients of parameters. `"dense"` takes z from the
+            forward solution, as `Interpolating` does, for problems that cannot be solved backwards; with
+            `rule="gauss"` this is the GaussAdjoint of SciMLSensitivity.
         quad_rtol, quad_atol: tolerances of `"gauss-kronrod"`, relative to the integral so far, in the root mean square
             over its entries; by default those of the solve.
         batched: evaluate the nodes of a step in one call, vectorised by `torch.func.vmap`; by default where the field
             allows it.
     """
 
-    rule: str = "lobatto"
-    z: str = "solve"
+    rule: RuleName = "lobatto"
+    z: StateSource = "solve"
     quad_rtol: float | None = None
     quad_atol: float | None = None
     batched: bool | None = None
@@ -78,40 +82,43 @@ class Quadrature(DenseAdjoint):
 
     def refuse(self, problem: Problem) -> None:
         super().refuse(problem)
-        refuse_coarse_polynomials(self.name, self.method(problem)[0])
+        refuse_coarse_polynomials(self.name, self.backward_method(problem)[0])
 
-    def watch(self, solve: BackwardSolve) -> Any:
+    def integral(self, context: IntegralContext) -> QuadratureIntegral:
         if self.rule == "gauss-kronrod":
-            rtol, atol = (float(torch.as_tensor(x).min()) for x in self.tolerances(solve.problem))
-            rtol = rtol if self.quad_rtol is None else self.quad_rtol
-            rtol = max(rtol, 4.0 * solve.field.eps)  # below which there is nothing but rounding errors to be found
-            return AdaptiveNodes(solve, rtol, atol if self.quad_atol is None else self.quad_atol)
-        small = solve.solver.order <= 3
+            rtol = context.rtol if self.quad_rtol is None else self.quad_rtol
+            rtol = max(rtol, 4.0 * context.eps)  # below that there are only rounding errors
+            return AdaptiveNodes(context, rtol, context.atol if self.quad_atol is None else self.quad_atol)
+        small = context.solver.order <= 3
         if self.rule == "gauss":
             rule = GAUSS[2 if small else 3]
-            return FixedNodes(solve, rule, rule, self.batched)
-        return FixedNodes(solve, LOBATTO[3 if small else 4], RADAU[2 if small else 3], self.batched)
+            return FixedNodes(context, rule, rule, self.batched)
+        return FixedNodes(context, LOBATTO[3 if small else 4], RADAU[2 if small else 3], self.batched)
 
 
-class Nodes(StageWatch, Observer):
+class QuadratureIntegral(ParameterIntegral):
     """What quadratures share: the integrand at times inside an accepted step."""
 
-    engine: AdjointEngine  # set once it is there
-
-    def __init__(self, solve: BackwardSolve):
-        self._solve = solve
-        count = len(solve.targets)
-        self.total = Sums(count)
-        self.error = ErrorSample(solve.targets)
-        self._idle = count == 0
-
-    @property
-    def params_error(self) -> float | None:
-        return None if self._idle else self.error.relative_to(self.total.values)
+    def __init__(self, context: IntegralContext):
+        self._system, self._evaluate = context.system, context.evaluate
+        targets = context.system.targets
+        self._targets = targets
+        self.total = Sums(len(targets))
+        self._sample = ErrorSample(targets)
+        self._idle = not targets
 
     @property
-    def _system(self) -> AdjointSystem:
-        return self._solve.system
+    def error(self) -> float | None:
+        return None if self._idle else self._sample.relative_to(self.total.values)
+
+    def begin(self, plan: Plan) -> None:
+        pass
+
+    def wanted(self, stage: int | None) -> tuple[bool, bool]:
+        return False, False
+
+    def stage(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
+        pass
 
     def _points(self, step: Step, xs: Sequence[float]) -> list[tuple[float, Tensor, Tensor]]:
         """t, z and a_z at relative positions x of a step."""
@@ -120,37 +127,42 @@ class Nodes(StageWatch, Observer):
         return [(t, *self._system.unpack(w, t)) for t, w in zip(times, values, strict=True)]
 
     def _at(self, t: float, z: Tensor, a: Tensor) -> list[Tensor | None]:
-        return self._system.pull_params(self.engine.integrand(t, z, a))
+        return self._system.params_vjp(self._evaluate.one(t, z, a))
 
 
-class FixedNodes(Nodes):
+class FixedNodes(QuadratureIntegral):
     """A rule of fixed nodes; the ends of a step, where it has any there, reuse the evaluations of the solver.
 
-    A step whose end slope is not the next one's first (it lands on an output time, say) gets the `short` rule, which
-    has no node at the end: three gradients a step in either case.
+    A step whose end slope is not the first one of the next step (it lands on an output time, say) gets the `short`
+    rule, which has no node at the end: three gradients per step in either case.
     """
 
-    def __init__(self, solve: BackwardSolve, rule: Rule, short: Rule, batched: bool | None):
-        super().__init__(solve)
+    def __init__(self, context: IntegralContext, rule: Rule, short: Rule, batched: bool | None):
+        super().__init__(context)
         self._rule, self._short = rule, short
-        self._stages = solve.solver.stages
+        self._stages = context.solver.stages
+        self._programs = context.programs
         self._batched = batched
         self._breaks = False
         self._kept: dict[bool, Integrand | None] = {False: None, True: None}  # at the start, at the end
         self._start: Sequence[Tensor | None] | None = None
         self._count = 0
 
-    def open(self, plan: Plan) -> None:
+    @property
+    def _compiled(self) -> bool:
+        return self._programs is not None and self._programs.usable
+
+    def begin(self, plan: Plan) -> None:
         self._breaks = plan.breaks
 
     def wanted(self, stage: int | None) -> tuple[bool, bool]:
-        if self._idle or stage is None or self.compiled is not None:
+        if self._idle or stage is None or self._compiled:
             return False, False
         if stage == 0:
             return False, self._rule.left
         return False, stage == self._stages and self._rule.right and not self._breaks
 
-    def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
+    def stage(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
         if kept is not None:
             self._kept[stage != 0] = kept
             if stage == 0:
@@ -162,17 +174,17 @@ class FixedNodes(Nodes):
     def accepted(self, step: Step, ratio: float) -> None:
         if self._idle:
             return
-        if self.compiled is not None:
+        if self._compiled:
             return self._integrate(step)
         if self._rule.right and not self._breaks:
-            step.slopes()  # the next step will want its end slope too
+            step.end_slope()  # which the next step needs too
         end = self._kept[True]
         rule = self._short if self._rule.right and end is None else self._rule
         dt = step.plan.dt
         complete = self._count < ALL or self._count % EVERY == 0
         self._count += 1
         if rule.left:
-            self._add(rule, 0, self._start or self._pulled(False), dt, complete)
+            self._add(rule, 0, self._start or self._vjp_at(False), dt, complete)
         self._start = None
         inner = list(rule.inner)
         points = self._points(step, [rule.nodes[i] for i in inner])
@@ -180,58 +192,59 @@ class FixedNodes(Nodes):
             for i, point in zip(inner, points, strict=True):
                 self._add(rule, i, self._at(*point), dt, complete)
         if rule.right:
-            self._start = self._pulled(True)
+            self._start = self._vjp_at(True)
             self._add(rule, len(rule.nodes) - 1, self._start, dt, complete)
         self._kept = {False: None, True: None}
-        self.error.accept(dt, complete, rule.sharpening)
+        self._sample.accept(dt, complete, rule.sharpening)
 
     def _integrate(self, step: Step) -> None:
         """The same by one program, which evaluates the field at the ends as well, unless that was done before."""
+        assert self._programs is not None
         if self._rule.right and not self._breaks:
-            step.slopes()
+            step.end_slope()
         rule, dt = self._short if self._rule.right and self._breaks else self._rule, step.plan.dt
         known = self._start if rule.left else None
         if known is not None:
             self._add(rule, 0, known, dt, True)
-        folded, times = self.compiled.integral(step, rule, known is not None)
-        self.engine.count_nodes(times)
+        folded, times = self._programs.integral(step, rule, known is not None)
+        self._evaluate.count(times)
         self.total.add(folded.total)
-        self.error.add_sampled(folded.difference, folded.total)
+        self._sample.add_sampled(folded.difference, folded.total)
         self._start = folded.last if rule.right else None
-        self.error.accept(dt, True, rule.sharpening)
+        self._sample.accept(dt, True, rule.sharpening)
 
-    def _pulled(self, end: bool) -> list[Tensor | None]:
+    def _vjp_at(self, end: bool) -> list[Tensor | None]:
         kept, self._kept[end] = self._kept[end], None
         assert kept is not None
-        return self._system.pull_params(kept)
+        return self._system.params_vjp(kept)
 
     def _add(self, rule: Rule, i: int, grads: Sequence[Tensor | None], dt: float, complete: bool) -> None:
         self.total.add(grads, -dt * rule.weights[i])
         if complete:
-            self.error.add(grads, -dt * (rule.weights[i] - rule.lower[i]), -dt * rule.weights[i])
+            self._sample.add(grads, -dt * (rule.weights[i] - rule.lower[i]), -dt * rule.weights[i])
 
     def _batch(self, rule: Rule, inner: list[int], points: Sequence[tuple[float, Tensor, Tensor]], dt: float) -> bool:
         """All inner nodes in one call; false if the field does not allow that."""
         times, zs, adjoints = zip(*points, strict=True)
         try:
-            f = self.engine.integrands(times, zs)
+            f = self._evaluate.many(times, zs)
         except Exception:
-            # Whatever it was: in a loop it will either work, or be raised with the user's own tensors.
+            # In a loop it will either work, or raise an error about the user's own tensors.
             if self._batched:
                 raise
             self._batched = False
             return False
         weights = [-dt * rule.weights[i] for i in inner]
         a = torch.stack([w * x for w, x in zip(weights, adjoints, strict=True)])
-        self.total.add(self._system.pull_params(Integrand(f, a), len(inner)))
+        self.total.add(self._system.params_vjp(Integrand(f, a), len(inner)))
         return True
 
 
-class AdaptiveNodes(Nodes):
-    """Kronrod's rule on halves of halves, until it agrees with the rule of Gauss inside it."""
+class AdaptiveNodes(QuadratureIntegral):
+    """Kronrod's rule on intervals that are halved until it agrees with the Gauss rule inside it."""
 
-    def __init__(self, solve: BackwardSolve, rtol: float, atol: float):
-        super().__init__(solve)
+    def __init__(self, context: IntegralContext, rtol: float, atol: float):
+        super().__init__(context)
         self._rtol, self._atol = rtol, atol
 
     def accepted(self, step: Step, ratio: float) -> None:
@@ -239,9 +252,9 @@ class AdaptiveNodes(Nodes):
             self._halves(step, 0.0, 1.0, ())
 
     def _halves(self, step: Step, low: float, high: float, above: tuple[float, ...]) -> None:
-        """Integrate over a part of a step; `above` are the errors, per length, of the parts that it is a part of."""
+        """Integrate over a part of a step; `above` are the errors per length of the larger parts that contain it."""
         dt = step.plan.dt * (high - low)
-        trial, error = Sums(len(self.total.values)), ErrorSample(self._solve.targets)
+        trial, error = Sums(len(self.total.values)), ErrorSample(self._targets)
         nodes = [low + x * (high - low) for x in KRONROD.nodes]
         for point, w, lower in zip(self._points(step, nodes), KRONROD.weights, KRONROD.lower, strict=True):
             grads = self._at(*point)
@@ -255,14 +268,14 @@ class AdaptiveNodes(Nodes):
             self._halves(step, middle, high, (*above, density))
             return
         self.total.absorb(trial)
-        self.error.take_over(error, dt)
+        self._sample.take_over(error, dt)
 
     @staticmethod
     def _promising(densities: tuple[float, ...]) -> bool:
-        """Whether it helps to halve: an error that does not fall is noise, or the integrand has no derivative there."""
+        """Whether halving helps: an error that does not fall is noise, or the integrand has no derivative there."""
         return len(densities) < DEPTH and (len(densities) <= PATIENCE or densities[-1] < 0.5 * densities[-1 - PATIENCE])
 
     def _allowed(self, trial: Sums) -> float:
-        """What the error of a whole step may be, in the root mean square."""
-        sizes = (self.error.size(self.total.values), self.error.size(trial.values))
+        """The root mean square that the error of a whole step may have."""
+        sizes = (self._sample.size(self.total.values), self._sample.size(trial.values))
         return self._atol + self._rtol * max((x for x in sizes if math.isfinite(x)), default=0.0)

@@ -1,41 +1,24 @@
-"""Replay: keep the accepted steps, take each again on the way back."""
+"""Replay: keep the accepted steps, take each of them again on the backward pass."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from .._field.checks import check_count
 from .._stepping.observers import StateTape
 from .._stepping.problem import Problem
-from ._autograd import Asked, FunctionAdjoint, Gradients
-from ._discrete.sweep import SparseStates, States, Sweep, second_order
-
-
-class DiscreteAdjoint(FunctionAdjoint):
-    """An adjoint that pulls back through the steps that were taken."""
-
-    @abstractmethod
-    def states(self, asked: Asked) -> States:
-        """Where the state before each step comes from."""
-
-    def backward(self, asked: Asked) -> Gradients:
-        return Sweep(asked, self.states(asked)).run()
-
-    def twice(self, asked: Asked, cotangents: Sequence[Tensor | None]) -> Gradients:
-        return second_order(asked, cotangents)
+from ._autograd import BackwardRequest
+from ._discrete.sweep import DiscreteAdjoint, SparseStates
 
 
 @dataclass(frozen=True)
 class Replay(DiscreteAdjoint):
-    """Tape the accepted steps; going back, take each again and pull back through it. The default.
+    """Keep the state before every accepted step; on the backward pass, take each step again and differentiate it.
 
-    The gradient is exactly that of the discrete solution, as with `Direct`, at the memory of one state a step: the
-    activations of one step at a time are alive. Outputs inside a step are pulled back through the step's polynomial
-    and cost one evaluation a step, however many there are. A step costs its stages once more, 6 for dopri5.
+    This is the default. The gradient is exactly that of the discrete solution, as with `Direct`, with the memory of
+    one state per step: only the activations of one step at a time are alive. Outputs inside a step are differentiated
+    through the step's polynomial and cost one evaluation per step, however many there are. A step costs its stages once
+    more, 6 for dopri5. Also known as the adaptive checkpoint adjoint (ACA): Zhuang et al. (2020).
 
     Arguments:
         every: keep the state before each `every`-th step only; those between are computed once more.
@@ -49,5 +32,5 @@ class Replay(DiscreteAdjoint):
     def tape(self, problem: Problem) -> StateTape:
         return StateTape(self.every)
 
-    def states(self, asked: Asked) -> SparseStates:
-        return SparseStates(asked.kept, self.every)
+    def states(self, request: BackwardRequest) -> SparseStates:
+        return SparseStates(request.kept, self.every, len(request.forward.plans))

@@ -1,4 +1,4 @@
-"""Reversible: undo each step, then pull back through it."""
+"""Reversible: undo each step, then differentiate it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from torch import Tensor
 
 from .._field.checks import DEFAULT_TOLERANCES
 from .._field.pytree import real_dtype
-from .._stepping.observers import EndTape
+from .._stepping.observers import EndTape, State
 from .._stepping.problem import Problem
 from ..errors import DriftWarning, warn
 from ..norms import ErrorNorm, mixed_per_tensor
-from ..solvers import ReversibleSolver
-from ..solvers.reversible import Increment
-from ._autograd import Asked
-from ._continuous.parameter_integral import Sums
+from ..solvers.reversible import Increment, ReversibleSolver
+from ._autograd import BackwardRequest
 from ._continuous.solve import DRIFT, warn_of_drift
-from ._discrete.sweep import States, Sweep
-from .replay import DiscreteAdjoint
+from ._discrete.step_vjp import StepGradients
+from ._discrete.sweep import DiscreteAdjoint, States, Sweep
+from ._sums import Sums
 
 #: The copies are apart by about the error of the solution, tens of tolerances where all is well.
 GAP = 1000.0
@@ -30,13 +29,15 @@ GAP = 1000.0
 class Reversible(DiscreteAdjoint):
     """Exact gradients of the discrete solution in constant memory, for solvers whose steps can be undone.
 
-    Nothing is kept but the last state and the step sizes: going back, each step is undone by exact algebra and then
-    pulled back through. Needs `solver="reversible_heun"` or `ReversibleRK(...)`.
+    Nothing is kept but the last state and the step sizes: on the backward pass, each step is undone by exact algebra
+    and then differentiated. Needs `solver="reversible_heun"` or `ReversibleRK(...)`.
 
-    What is exact in algebra repeats the rounding of every step, and going back amplifies it: by λ^−N over N steps of
-    `ReversibleRK`, and by the contraction of the problem. A float64 solve reaches N·ln(1/λ) ≈ 10 with nine good digits.
-    Beyond its reach `DriftWarning` tells.
+    Exact algebra repeats the rounding of every step, and undoing steps amplifies it: by λ^−N over N steps of
+    `ReversibleRK`, and by the contraction of the problem. A float64 solve reaches N·ln(1/λ) ≈ 10 with nine correct
+    digits. Beyond its reach there is a `DriftWarning`.
     """
+
+    samples = True
 
     def refuse(self, problem: Problem) -> None:
         if not isinstance(problem.solver, ReversibleSolver):
@@ -48,52 +49,59 @@ class Reversible(DiscreteAdjoint):
     def tape(self, problem: Problem) -> EndTape:
         return EndTape()
 
-    def states(self, asked: Asked) -> UndoneStates:
-        return UndoneStates(asked.kept)
+    def states(self, request: BackwardRequest) -> UndoneStates:
+        return UndoneStates(request.kept)
 
 
 class UndoneStates(States):
     """Each state from the one after it."""
 
+    exact = False
+
     def __init__(self, kept: Sequence[Tensor]):
-        self._end = self._state = kept[0] if kept else None
+        self._end = self._state = (kept[0], kept[1]) if kept else None
         self._at: int | None = None
 
-    def before(self, j: int, sweep: Sweep) -> Tensor:
-        assert self._state is not None
+    def before(self, j: int, sweep: Sweep) -> State:
         at = len(sweep.plans) if self._at is None else self._at
+        solver = _reversible(sweep)
         while at > j:
             at -= 1
-            self._state = sweep.engine().undo(sweep.plans[at], self._state)
+            plan = sweep.plans[at]
+            assert self._state is not None
+            self._state = solver.invert(
+                lambda c, y, *, stage, plan=plan: sweep.evaluate(plan.stage_time(c), y, stage=stage),
+                plan.dt,
+                self._state,
+            )
         self._at = at
+        assert self._state is not None
         return self._state
 
-    def pull_back(self, j: int, sweep: Sweep, adj: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Undo the step and pull back through it at once: each evaluation serves both."""
-        end = self.before(j + 1, sweep)
-        engine, plan = sweep.engine(), sweep.plans[j]
-        solver = sweep.problem.solver
-        assert isinstance(solver, ReversibleSolver)
-        grads = Sums(len(sweep.targets))
+    def own_vjp(self, j: int, sweep: Sweep, adj: State) -> StepGradients:
+        """Undo the step and differentiate it at once: each evaluation serves both."""
+        y1, z1 = self.before(j + 1, sweep)
+        plan, sums = sweep.plans[j], Sums(len(sweep.targets))
 
-        def slope(c: float, y: Tensor) -> Tensor:
-            return engine.slope(plan.stage_time(c), y)
+        def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:
+            return sweep.evaluate(plan.stage_time(c), y, stage=stage)
 
-        def pull(increment: Increment, source: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-            before = sweep.tally.nfe
+        def vjp(increment: Increment, source: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+            count, sweep.evaluate.handed = sweep.counter.nfe, []
             with torch.enable_grad():
                 source = source.detach().requires_grad_()
-                value = increment(slope, source)
-            sweep.pulled += sweep.tally.nfe - before
-            found: Sequence[Tensor | None] = [None] * (1 + len(sweep.targets))
+                value = increment(evaluate, source)
+            sweep.check_graph([value], [source, *sweep.targets])
+            sweep.differentiated += sweep.counter.nfe - count
+            grads: Sequence[Tensor | None] = [None] * (1 + len(sweep.targets))
             if value.requires_grad:
-                found = torch.autograd.grad(value, [source, *sweep.targets], cotangent, allow_unused=True)
-            grads.add(found[1:])
-            return value.detach(), torch.zeros_like(source) if found[0] is None else found[0]
+                grads = torch.autograd.grad(value, [source, *sweep.targets], cotangent, allow_unused=True)
+            sums.add(grads[1:])
+            return value.detach(), torch.zeros_like(source) if grads[0] is None else grads[0]
 
-        self._state, adj = solver.pull_back(pull, plan.dt, end, adj)
+        self._state, before = _reversible(sweep).step_vjp(vjp, plan.dt, (y1, z1), (adj[0], adj[1]))
         self._at = j
-        return adj, grads.values
+        return StepGradients(list(before), [], sums.values)
 
     def finish(self, sweep: Sweep) -> None:
         if self._at != 0 or self._state is None:
@@ -108,13 +116,19 @@ class UndoneStates(States):
             warn_of_drift("Reversible", drift, sweep.problem.times[0])
             return
         assert self._end is not None
-        y, z = self._end.unbind(0)
+        y, z = self._end
         gap = error.size(y - z, y)
         if controlled and not gap <= GAP:
             t = sweep.plans[-1].t1
             warn(
-                f"Reversible: the two copies of the state have drifted {gap:.3g} tolerances apart at t = {t:g}, so "
-                "neither the solution nor its gradient is to be trusted. Reversible methods are unstable where the "
-                "solution contracts: use sn.Replay() or sn.Interpolating(), a smaller coupling, or tighter tolerances.",
+                f"Reversible: at t = {t:g} the two copies of the state are {gap:.3g} tolerances apart. The solution "
+                "and its gradient may be wrong by that much: reversible methods are unstable where the solution "
+                "contracts. Use sn.Replay() or sn.Interpolating(), a smaller coupling, or tighter tolerances.",
                 DriftWarning,
             )
+
+
+def _reversible(sweep: Sweep) -> ReversibleSolver:
+    solver = sweep.problem.solver
+    assert isinstance(solver, ReversibleSolver)
+    return solver

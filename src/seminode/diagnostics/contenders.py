@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from .._field.checks import check_solver, found
+from .._field.checks import check_solver, described
 from ..adjoints import Adjoint, Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
 from ..controllers import Controller
 from ..solvers import BY_NAME, ReversibleRK, Solver
@@ -122,7 +122,7 @@ def _several(name: str, values: Any, kind: type) -> list[Any]:
     if isinstance(values, str | kind):
         return [values]
     if isinstance(values, Mapping) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}: expected a sequence of names or objects, found {found(values)}")
+        raise TypeError(f"{name}: expected a sequence of names or objects, found {described(values)}")
     several = list(values)
     if not several:
         raise ValueError(f"{name}: expected at least one, found none; pass {name}=None for the usual ones")
@@ -133,7 +133,7 @@ def _adjoint(where: str, value: Any) -> Adjoint:
     if isinstance(value, Adjoint):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"{where}: expected a name or an object such as sn.Replay(), found {found(value)}")
+        raise TypeError(f"{where}: expected a name or an object such as sn.Replay(), found {described(value)}")
     kinds = {name.lower(): kind for name, kind in ADJOINT_KINDS.items()}
     name, args, options = _parsed(where, value, ADJOINT_KINDS)
     if name.lower() not in kinds:

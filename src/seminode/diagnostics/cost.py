@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._stepping.problem import Stats
+from ..solution import Stats
 
 
 def backward_cost(backward: Stats) -> int:

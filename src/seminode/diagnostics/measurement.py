@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .._stepping.problem import Stats
 from ..errors import CompileWarning, MaxStepsReached, SolveError
+from ..solution import Stats
 from .contenders import Contender
 from .isolation import Snapshot
 from .memory import peak_bytes

@@ -94,9 +94,9 @@ def profile(
     subject, times = _check_problem(field, y0, ts, loss, args, controller, norm, params, jumps)
     levels = _check_levels(subject, rtol, atol, tolerances)
     contenders = _contenders(kinds, levels, controller)
-    modules, tensors = reachable((field, args, loss, params))
-    kept = [x for x in (*tensors, *subject.found, *leaves_of((y0, ts, args))) if isinstance(x, Tensor)]
-    snapshot = Snapshot(modules, [x for x in kept if x.requires_grad], subject.leaf.device)
+    reach = reachable((field, args, loss, params))
+    kept = [x for x in (*reach.tensors, *subject.found, *leaves_of((y0, ts, args))) if isinstance(x, Tensor)]
+    snapshot = Snapshot(reach.modules, [x for x in kept if x.requires_grad], subject.leaf.device)
     try:
         with torch.inference_mode(False), torch.enable_grad():
             result = _profile(subject, snapshot, times, contenders, levels, counts, limits, progress)

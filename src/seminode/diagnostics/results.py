@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._stepping.problem import Stats
+from ..solution import Stats
 from .contenders import Contender
 from .cost import backward_cost, cost
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._field.capture import CaptureWatch, differentiable, reachable
+from .._field.capture import CaptureWatch, reachable
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, leaves_of, mapped, real_dtype
-from .._stepping.problem import Solution
 from ..controllers import Controller
+from ..solution import Solution
 from ..solve import solve
 from .contenders import Contender
 from .isolation import random_state
@@ -96,9 +96,9 @@ def examine(subject: Subject, t0: float) -> Look:
     seconds = _seconds(Field(subject.field, layout, subject.leaf.dtype, args), t, y0)
     seen = check_loss(subject.loss, subject.y0, len(subject.ts))
     drawn = not all(map(torch.equal, before, random_state(y0.device)))
-    modules, tensors = reachable((subject.field, *(x for x in leaves_of(args) if not isinstance(x, Tensor))))
-    params = [*differentiable(modules, tensors), *watch.captured.values()]
-    own_modules, _ = reachable((subject.field, args, subject.loss))
+    reach = reachable((subject.field, *(x for x in leaves_of(args) if not isinstance(x, Tensor))))
+    params = [*reach.leaves(), *watch.captured.values()]
+    own_modules = reachable((subject.field, args, subject.loss)).modules
     held = [x for root in own_modules for x in (*root.parameters(), *root.buffers())]
     used = [*params, *_seen(watch), *_seen(seen), *held]
     return Look(

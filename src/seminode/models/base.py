@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._field.checks import check_count, check_number
-from .._stepping.problem import Record, Solution, Stats
 from ..norms import Without
+from ..solution import Record, Solution, Stats
 from ..solve import solve
 from .running import Running, along, integrals_of, noise_for, start
 

@@ -15,7 +15,7 @@ from .._stepping.combination import StepSize, combine, length
 from ..controllers import Integral
 from ..solve import solve
 from ..solvers import ExplicitRungeKutta, Solver
-from ..solvers.base import Slope
+from ..solvers.base import Evaluate, Memory, StepResult
 from ..solvers.explicit import EXPLICIT
 
 Correction = Callable[..., Tensor]
@@ -115,8 +115,6 @@ class HyperSolver(nn.Module, Solver):
     """
 
     general = False
-    paired = False
-    ends_on_stage = False
     error_order = None
     error_weights = None
     error_needs_end_slope = False
@@ -151,19 +149,20 @@ class HyperSolver(nn.Module, Solver):
     def name(self) -> str:
         return f"hypersolved {self.base.name}"
 
-    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Memory) -> StepResult:
         if y0.ndim < 2:
             raise ValueError(
                 f"solver: {self.name!r} corrects states that are one tensor of shape (batch, ...), found shape "
                 f"{tuple(y0.shape)}; states of several leaves are joined to one axis"
             )
-        y1, stages = self.base.step(slope, dt, y0, k1)
+        y1, stages, *_ = self.base.step(evaluate, dt, y0, memory)
         eps = length(dt)
         g = self._correct(torch.as_tensor(eps, dtype=y0.real.dtype, device=y0.device), y0, stages)
         # As a part of one slope, εᵖg/bᵢ, the correction is in the polynomial of the step too.
         i = self._bearer
         bent = stages[i] + (eps**self.order / self.weights[i]) * g
-        return combine(y1, dt, ((0, 1.0),), [eps**self.order * g]), [*stages[:i], bent, *stages[i + 1 :]]
+        y1 = combine(y1, dt, ((0, 1.0),), [eps**self.order * g])
+        return StepResult(y1, [*stages[:i], bent, *stages[i + 1 :]])
 
     def _correct(self, eps: Tensor, z: Tensor, slopes: Sequence[Tensor]) -> Tensor:
         if torch.is_grad_enabled():
@@ -226,10 +225,10 @@ def local_errors(
     for t0, t1, z0, z1 in zip(times, times[1:], zs, zs[1:], strict=False):
         dt = t1 - t0
 
-        def slope(c: float, z: Tensor, t0: float = t0, dt: float = dt) -> Tensor:
+        def evaluate(c: float, z: Tensor, *, stage: int, t0: float = t0, dt: float = dt) -> Tensor:
             return field(torch.tensor(t0 + c * dt, dtype=y0.dtype, device=y0.device), z, *args)
 
-        end, slopes = hyper.base.step(slope, dt, z0, slope(0.0, z0))
+        end, slopes, *_ = hyper.base.step(evaluate, dt, z0, None)
         # Gaps of an even grid differ by rounding.
         key = float(f"{dt:.5g}")
         groups.setdefault(key, []).append((z0, (z1 - end) / dt ** (hyper.order + 1), *slopes))

@@ -1,8 +1,10 @@
-"""Solvers: one family a file, each with a pure step function."""
+"""Solvers: one family per file, each with a pure step function."""
 
 from __future__ import annotations
 
-from .base import Solver
+from typing import Literal
+
+from .base import Solver, StepResult
 from .explicit import (
     EXPLICIT,
     RK4,
@@ -19,6 +21,21 @@ from .explicit import (
     Tsit5,
 )
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
+
+SolverName = Literal[
+    "euler",
+    "midpoint",
+    "heun",
+    "ralston",
+    "rk4",
+    "bosh3",
+    "adaptive_heun",
+    "fehlberg2",
+    "dopri5",
+    "tsit5",
+    "dopri8",
+    "reversible_heun",
+]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeun}
@@ -40,5 +57,7 @@ __all__ = [
     "ReversibleRK",
     "ReversibleSolver",
     "Solver",
+    "SolverName",
+    "StepResult",
     "Tsit5",
 ]

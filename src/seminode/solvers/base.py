@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from .._stepping.combination import StepSize
 
-Slope = Callable[[float, Tensor], Tensor]
+#: What a solver carries from one step to the next; only the solver looks inside.
+Memory = Any
+
+
+class Evaluate(Protocol):
+    """Evaluates the field inside a step: at node c of the step and state y, as evaluation number `stage`."""
+
+    def __call__(self, c: float, y: Tensor, *, stage: int) -> Tensor: ...
+
+
+class StepResult(NamedTuple):
+    """What a solver makes of a step.
+
+    `slopes` are what `error` and the interpolant read; `memory` is for the next step. A solver that could not compute
+    the step (an iteration did not converge, say) gives the reason in `failure`: the step is rejected as if its error
+    were infinite, and a controller with fixed steps raises [`StepFailure`][seminode.StepFailure].
+    """
+
+    y1: Tensor
+    slopes: list[Tensor]
+    memory: Memory = None
+    failure: str | None = None
 
 
 class Solver(ABC):
@@ -18,19 +40,21 @@ class Solver(ABC):
     To write one, provide:
 
     1. `order`: the order of convergence of the solution; `stages`: how many slopes `step` returns;
-    2. `error_order`: the power of dt in the local error that is estimated, or `None` without an estimate;
-    3. `error_needs_end_slope`: whether the estimate reads f(t1, y1) (the first-same-as-last trick);
-    4. `step(slope, dt, y0, k1)`: the new state and the slopes; `slope(c, y)` evaluates the field at node c of the step;
-    5. `error(dt, slopes)`: the estimate; `slopes` are those of `step`, then f(t1, y1) if it is needed;
+    2. `error_order`: the power of dt in the estimated local error, or `None` without an estimate;
+    3. `error_needs_end_slope`: whether the estimate reads f(t1, y1) (first-same-as-last methods);
+    4. `step(evaluate, dt, y0, memory)`: a `StepResult`. `evaluate(c, y, stage=i)` evaluates the field at node c of the
+       step; number the evaluations 0, 1, 2, … in their order. Where `memory` holds the first slope, do not evaluate it
+       again;
+    5. `error(dt, slopes)`: the error estimate; `slopes` are those of `step`, followed by f(t1, y1) if it is needed;
        `weights` and `error_weights`: the same as numbers, y1 = y0 + dt·Σ bᵢkᵢ and error = dt·Σ eᵢkᵢ, the latter with
-       one more for f(t1, y1), or `None`: a plain integral along a solution is summed up with them;
-    6. `interpolant`: the matrix of the continuous extension over the slopes of `step` and, where it
-       reads that, f(t1, y1); `interpolant_order`: its order.
+       one more entry for f(t1, y1), or `None`. Plain integrals along a solution are summed with them;
+    6. `interpolant`: the matrix of the continuous extension over the slopes of `step` and, where it reads that,
+       f(t1, y1); `interpolant_order`: its order.
 
-    A *paired* method carries two copies of the state, stacked: `step` takes and returns the pair. The first is the
-    solution, the second (its *anchor*) is where the first slope of the next step is evaluated.
+    By default the memory of a solver is the first slope of the next step, or `None` if it is not known yet. A solver
+    that carries more overrides the methods below `error`.
 
-    All of them are pure: tensors in, tensors out, and none of the inputs is changed.
+    All methods are pure: tensors in, tensors out, and no input is changed.
     """
 
     order: int
@@ -41,24 +65,49 @@ class Solver(ABC):
     error_weights: Sequence[float] | None
     interpolant: Sequence[Sequence[float]]
     interpolant_order: int
-    paired: bool = False
-    #: Whether it solves any equation, or only one that it was made for.
+    #: Whether it solves any equation, or only the one it was made for.
     general: bool = True
-    #: Whether the last slope of `step` is f(t1, anchor) already.
-    ends_on_stage: bool = False
 
     @property
     def evaluations(self) -> int:
-        """How many evaluations of the field a step makes, its first slope included and its end slope not."""
+        """How many evaluations of the field a step makes, including its first slope but not its end slope."""
         return self.stages
 
     @property
     def name(self) -> str:
-        """What it is called in `solve(solver=...)` and in messages."""
+        """Its name in `solve(solver=...)` and in messages."""
         return type(self).__name__.lower()
 
     @abstractmethod
-    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]: ...
+    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Memory) -> StepResult: ...
 
     @abstractmethod
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor: ...
+
+    def start(self, y0: Tensor) -> Memory:
+        """The memory before the first step."""
+        return None
+
+    def with_slope(self, memory: Memory, slope: Tensor) -> Memory:
+        """The memory with the first slope of the next step filled in."""
+        return slope
+
+    def retry(self, memory: Memory, result: StepResult) -> Memory:
+        """The memory for another, shorter step from the same state: what this attempt has learned is kept."""
+        return memory if result.failure is not None else self.with_slope(memory, result.slopes[0])
+
+    def anchor(self, y: Tensor, memory: Memory) -> Tensor:
+        """Where the first slope of the next step is evaluated."""
+        return y
+
+    def carried(self, memory: Memory) -> tuple[Tensor, ...]:
+        """The tensors of the memory on which later steps depend, other than through y: a second copy of the state, say.
+
+        The first slope is not one of them, since it can be evaluated again. Discrete adjoints keep these tensors and
+        differentiate with respect to them.
+        """
+        return ()
+
+    def recall(self, carried: Sequence[Tensor]) -> Memory:
+        """The memory back from its carried tensors; the first slope is not known."""
+        return None

@@ -11,61 +11,62 @@ from torch import Tensor
 from .. import tableaux
 from .._stepping.combination import SparseWeights, StepSize, combine, scaled_sum, sparse
 from ..tableaux import Tableau
-from .base import Slope, Solver
+from .base import Evaluate, Solver, StepResult
 
 
 def runge_kutta_step(
     later: Sequence[tuple[float, SparseWeights]],
     weights: SparseWeights,
-    slope: Slope,
+    evaluate: Evaluate,
     dt: StepSize,
     y0: Tensor,
     k1: Tensor,
+    stage: int = 1,
 ) -> tuple[Tensor, list[Tensor]]:
     """One explicit Runge–Kutta step,
 
         kᵢ = f(t0 + cᵢ·dt, y0 + dt·Σⱼ aᵢⱼ·kⱼ),    y1 = y0 + dt·Σᵢ bᵢ·kᵢ.
 
-    The first slope is given, since it is usually known from the step before; `later` holds cᵢ and the row aᵢ of the
-    other stages.
+    The first slope is given, since it is usually known from the previous step; `later` holds cᵢ and the row aᵢ of the
+    other stages. The first of their evaluations is number `stage`.
     """
     stages = [k1]
-    for c, row in later:
-        stages.append(slope(c, combine(y0, dt, row, stages)))
+    for i, (c, row) in enumerate(later, stage):
+        stages.append(evaluate(c, combine(y0, dt, row, stages), stage=i))
     return combine(y0, dt, weights, stages), stages
 
 
-def runge_kutta_pull(
+def runge_kutta_vjp(
     later: Sequence[tuple[float, SparseWeights]],
     weights: SparseWeights,
-    pull: Callable[[int, Tensor], Tensor],
+    stage_vjp: Callable[[int, Tensor], Tensor],
     dt: float,
     adj_y1: Tensor,
     adj_slopes: Sequence[Tensor | None],
 ) -> Tensor:
-    """The cotangent of y0 from those of y1 and of the slopes: a Runge–Kutta step the other way round,
+    """The cotangent of y0 from those of y1 and of the slopes: the transposed Runge–Kutta step,
 
         ū_i = (∂f/∂y)ᵀ k̄_i,    k̄_i = dt·(bᵢ·ȳ1 + Σⱼ aⱼᵢ·ū_j),    ȳ0 = ȳ1 + Σᵢ ū_i.
 
-    `pull(i, k̄)` pulls a cotangent of slope i back to where it was evaluated.
+    `stage_vjp(i, k̄)` is the VJP of slope i: from its cotangent to that of the state where it was evaluated.
     """
     adj = list(adj_slopes)
 
-    def give(row: SparseWeights, x: Tensor) -> None:
+    def distribute(row: SparseWeights, x: Tensor) -> None:
         for j, w in row:
             known = adj[j]
             adj[j] = x * (w * dt) if known is None else torch.add(known, x, alpha=w * dt)
 
-    give(weights, adj_y1)
+    distribute(weights, adj_y1)
     total = adj_y1
     for i in range(len(later), -1, -1):
-        own = adj[i]
-        if own is None:
+        adj_slope = adj[i]
+        if adj_slope is None:
             continue
-        back = pull(i, own)
-        total = total + back
+        adj_state = stage_vjp(i, adj_slope)
+        total = total + adj_state
         if i > 0:
-            give(later[i - 1][1], back)
+            distribute(later[i - 1][1], adj_state)
     return total
 
 
@@ -97,13 +98,15 @@ class ExplicitRungeKutta(Solver):
     def name(self) -> str:
         return self.tableau.name
 
-    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return runge_kutta_step(self._later, self._weights, slope, dt, y0, k1)
+    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Tensor | None) -> StepResult:
+        k1 = evaluate(0.0, y0, stage=0) if memory is None else memory
+        return StepResult(*runge_kutta_step(self._later, self._weights, evaluate, dt, y0, k1))
 
-    def pull(
-        self, pull: Callable[[int, Tensor], Tensor], dt: float, adj_y1: Tensor, adj_slopes: Sequence[Tensor | None]
+    def vjp(
+        self, stage_vjp: Callable[[int, Tensor], Tensor], dt: float, adj_y1: Tensor, adj_slopes: Sequence[Tensor | None]
     ) -> Tensor:
-        return runge_kutta_pull(self._later, self._weights, pull, dt, adj_y1, adj_slopes)
+        """The cotangent of y0 from those of y1 and of the slopes; see `runge_kutta_vjp`."""
+        return runge_kutta_vjp(self._later, self._weights, stage_vjp, dt, adj_y1, adj_slopes)
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)

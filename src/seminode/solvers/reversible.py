@@ -1,6 +1,6 @@
-"""Reversible methods: a step can be undone exactly, so that nothing of the way needs to be kept.
+"""Reversible methods: a step can be undone exactly, so that no state of the forward pass has to be kept.
 
-They carry a pair (y, z) of coupled copies of the state. Undoing a step is exact algebra; in floating-point arithmetic
+They carry a second copy z of the state in their memory. Undoing a step is exact algebra; in floating-point arithmetic
 it repeats the rounding of the step.
 """
 
@@ -9,92 +9,119 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .._stepping.combination import MovingStep, StepSize, length, scaled_sum, sparse
-from .base import Slope, Solver
+from .base import Evaluate, Solver, StepResult
 from .explicit import EXPLICIT, ExplicitRungeKutta, runge_kutta_step
 
-#: What a step adds to one copy of the state as a function of the other.
-Increment = Callable[[Slope, Tensor], Tensor]
-#: Evaluates an increment at a state and pulls a cotangent back through it: its value, and the gradient for the state.
-Pull = Callable[[Increment, Tensor, Tensor], tuple[Tensor, Tensor]]
+#: What a step adds to one copy of the state, as a function of the other.
+Increment = Callable[[Evaluate, Tensor], Tensor]
+#: Evaluates an increment at a state and applies its VJP to a cotangent: the value, and the gradient for the state.
+IncrementVJP = Callable[[Increment, Tensor, Tensor], tuple[Tensor, Tensor]]
+#: A state and its second copy, or their cotangents.
+Pair = tuple[Tensor, Tensor]
+
+
+class PairMemory(NamedTuple):
+    """The second copy of the state and, if it is known, the first slope of the next step, which is evaluated there."""
+
+    z: Tensor
+    slope: Tensor | None = None
 
 
 class ReversibleSolver(Solver):
     """A method whose steps can be undone.
 
-    A step is a sequence of *shears*: something that depends on one copy alone is added to the other. The copy it
-    depends on is there before and after, so that one evaluation serves to undo the shear and to pull back through it.
+    A step is a sequence of *shears*: a function of one copy alone is added to the other. The copy that the function
+    reads is the same before and after, so that one evaluation serves to undo the shear and to compute its VJP.
     """
 
-    paired = True
-    weights: Sequence[float] = ()  # the solution is no sum of slopes alone
+    weights: Sequence[float] = ()  # the solution is not a sum of slopes alone
     error_weights = None
+    error_needs_end_slope = False
 
     @abstractmethod
-    def invert(self, slope: Slope, dt: float, end: Tensor) -> Tensor:
-        """The pair before a step, from the one after it."""
+    def invert(self, evaluate: Evaluate, dt: float, end: Pair) -> Pair:
+        """Both copies before a step, from those after it."""
 
     @abstractmethod
-    def pull_back(self, pull: Pull, dt: float, end: Tensor, adj: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair before a step and its cotangent, from those after it."""
+    def step_vjp(self, vjp: IncrementVJP, dt: float, end: Pair, adj: Pair) -> tuple[Pair, Pair]:
+        """Both copies before a step and their cotangents, from those after it."""
 
     @property
     def damping(self) -> float:
-        """ln(1/λ): by how much, at least, rounding errors grow in going back one step."""
+        """ln(1/λ): the factor, at least, by which rounding errors grow when one step is undone."""
         return 0.0
+
+    def start(self, y0: Tensor) -> PairMemory:
+        return PairMemory(y0)
+
+    def with_slope(self, memory: PairMemory, slope: Tensor) -> PairMemory:
+        return memory._replace(slope=slope)
+
+    def anchor(self, y: Tensor, memory: PairMemory) -> Tensor:
+        return memory.z
+
+    def carried(self, memory: PairMemory) -> tuple[Tensor, ...]:
+        return (memory.z,)
+
+    def recall(self, carried: Sequence[Tensor]) -> PairMemory:
+        return PairMemory(*carried)
 
 
 class ReversibleHeun(ReversibleSolver):
-    """The reversible Heun method, order 2, one evaluation a step.
+    """The reversible Heun method, order 2, one evaluation per step.
 
         z₁ = 2y₀ − z₀ + dt·f(t₀, z₀),    y₁ = y₀ + ½dt·(f(t₀, z₀) + f(t₁, z₁))
 
-    Its error is estimated by the embedded Euler step. Stable on the imaginary axis only: for problems that neither
-    grow nor contract. Kidger, Foster, Li and Lyons, *Efficient and accurate gradients for neural SDEs* (2021).
+    Its error is estimated by the embedded Euler step. It is stable on the imaginary axis only: use it for problems
+    that neither grow nor contract. Kidger, Foster, Li and Lyons, *Efficient and accurate gradients for neural SDEs*
+    (2021).
     """
 
     order = 2
-    stages = 1
+    stages = 2
     error_order = 2
-    error_needs_end_slope = True
-    ends_on_stage = True
     interpolant = ((1.0, -0.5), (0.0, 0.5))
     interpolant_order = 2
+
+    @property
+    def evaluations(self) -> int:
+        return 1  # the second slope is the first one of the next step
 
     @property
     def name(self) -> str:
         return "reversible_heun"
 
-    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
-        y, z = y0.unbind(0)
-        z1 = 2.0 * y - z + scaled_sum(dt, ((0, 1.0),), [k1])
-        k2 = slope(1.0, z1)
-        y1 = y + scaled_sum(dt, ((0, 0.5), (1, 0.5)), [k1, k2])
-        return torch.stack([y1, z1]), [k1, k2]
+    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: PairMemory) -> StepResult:
+        z = memory.z
+        k1 = evaluate(0.0, z, stage=0) if memory.slope is None else memory.slope
+        z1 = 2.0 * y0 - z + scaled_sum(dt, ((0, 1.0),), [k1])
+        k2 = evaluate(1.0, z1, stage=1)
+        y1 = y0 + scaled_sum(dt, ((0, 0.5), (1, 0.5)), [k1, k2])
+        return StepResult(y1, [k1, k2], PairMemory(z1, k2))
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, ((0, -0.5), (1, 0.5)), slopes)
 
-    def invert(self, slope: Slope, dt: float, end: Tensor) -> Tensor:
-        y1, z1 = end.unbind(0)
-        k2 = slope(1.0, z1)
-        z = torch.add(2.0 * y1 - z1, k2, alpha=-dt)
-        k1 = slope(0.0, z)
-        return torch.stack([y1 - scaled_sum(dt, ((0, 0.5), (1, 0.5)), [k1, k2]), z])
+    def invert(self, evaluate: Evaluate, dt: float, end: Pair) -> Pair:
+        y1, z1 = end
+        k2 = evaluate(1.0, z1, stage=0)
+        z = (2.0 * y1 - z1).add(k2, alpha=-dt)
+        k1 = evaluate(0.0, z, stage=1)
+        return y1 - scaled_sum(dt, ((0, 0.5), (1, 0.5)), [k1, k2]), z
 
-    def pull_back(self, pull: Pull, dt: float, end: Tensor, adj: Tensor) -> tuple[Tensor, Tensor]:
+    def step_vjp(self, vjp: IncrementVJP, dt: float, end: Pair, adj: Pair) -> tuple[Pair, Pair]:
         # u = y₀ + ½dt·f(t₀, z₀),  z₁ = 2u − z₀,  y₁ = u + ½dt·f(t₁, z₁), from the last to the first
-        (y1, z1), (adj_y, adj_z) = end.unbind(0), adj.unbind(0)
-        last, grad = pull(lambda slope, z: 0.5 * dt * slope(1.0, z), z1, adj_y)
+        (y1, z1), (adj_y, adj_z) = end, adj
+        last, grad = vjp(lambda evaluate, z: 0.5 * dt * evaluate(1.0, z, stage=0), z1, adj_y)
         u, adj_z = y1 - last, adj_z + grad
         z, adj_u = 2.0 * u - z1, adj_y + 2.0 * adj_z
-        first, grad = pull(lambda slope, z: 0.5 * dt * slope(0.0, z), z, adj_u)
-        return torch.stack([u - first, z]), torch.stack([adj_u, grad - adj_z])
+        first, grad = vjp(lambda evaluate, z: 0.5 * dt * evaluate(0.0, z, stage=0), z, adj_u)
+        return (u - first, z), (adj_u, grad - adj_z)
 
     def __repr__(self) -> str:
         return "ReversibleHeun()"
@@ -107,18 +134,18 @@ class ReversibleHeun(ReversibleSolver):
 
 
 class ReversibleRK(ReversibleSolver):
-    """Any explicit Runge–Kutta method, made reversible; of the same order, at two of its steps a step.
+    """A reversible variant of any explicit Runge–Kutta method, of the same order, at the cost of two of its steps.
 
         y₁ = λy₀ + (1 − λ)z₀ + Ψ(t₀, z₀, dt),    z₁ = z₀ − Ψ(t₁, y₁, −dt)
 
-    Ψ is the increment of the method; the error of a step is estimated by its embedded method. The gap y − z between the
-    copies is about the error of the solution so far, some thirty times that of the plain method for λ near one. Where
-    the solution contracts like e^−Dt the gap grows unless dt·D < ln(1/λ).
+    Ψ is the increment of the method; the embedded method estimates the error of a step. The gap y − z between the
+    copies is about the error of the solution so far, which is some thirty times that of the plain method for λ near
+    one. Where the solution contracts like e^−Dt, the gap grows unless dt·D < ln(1/λ).
 
     Arguments:
         base: the method, by name or as an object.
-        coupling: λ. Going back amplifies rounding errors by at least λ^−N over N steps; smaller values couple the
-            copies more closely and make the method more stable.
+        coupling: λ. Undoing N steps amplifies rounding errors by at least λ^−N; smaller values couple the copies more
+            closely and make the method more stable.
 
     McCallum and Foster, *Efficient, accurate and stable gradients for neural ODEs* (2024).
     """
@@ -140,7 +167,6 @@ class ReversibleRK(ReversibleSolver):
         self.order, self.error_order = base.order, base.error_order
         # Slopes: the stages of Ψ(t₀, z₀, dt), f(t₁, y₁) in place of its end slope, and what the coupling adds.
         self.stages = base.stages + 2
-        self.error_needs_end_slope = False
         self.interpolant = (*tableau.interpolant, (1.0, *[0.0] * (len(tableau.interpolant[0]) - 1)))
         self.interpolant_order = base.interpolant_order
 
@@ -156,49 +182,56 @@ class ReversibleRK(ReversibleSolver):
     def damping(self) -> float:
         return -math.log(self.coupling)
 
-    def step(self, slope: Slope, dt: StepSize, y0: Tensor, k1: Tensor) -> tuple[Tensor, list[Tensor]]:
-        y, z = y0.unbind(0)
-        _, stages = runge_kutta_step(self._later, self._weights, slope, dt, z, k1)
-        drift = (1.0 - self.coupling) * (z - y)
-        y1 = y + drift + scaled_sum(dt, self._weights, stages)
-        end, back = self._back(slope, dt, y1)
-        z1 = z - scaled_sum(_reversed(dt), self._weights, back)
-        return torch.stack([y1, z1]), [*stages, end, drift / length(dt)]
+    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: PairMemory) -> StepResult:
+        z = memory.z
+        k1 = evaluate(0.0, z, stage=0) if memory.slope is None else memory.slope
+        _, slopes = runge_kutta_step(self._later, self._weights, evaluate, dt, z, k1)
+        drift = (1.0 - self.coupling) * (z - y0)
+        y1 = y0 + drift + scaled_sum(dt, self._weights, slopes)
+        end, mirrored = self._mirrored_slopes(evaluate, dt, y1, stage=len(slopes))
+        z1 = z - scaled_sum(_reversed(dt), self._weights, mirrored)
+        return StepResult(y1, [*slopes, end, drift / length(dt)], PairMemory(z1))
 
-    def _back(self, slope: Slope, dt: StepSize, y1: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """f(t₁, y₁) and the stages of Ψ(t₁, y₁, −dt)."""
-        end = slope(1.0, y1)
+    def _mirrored_slopes(self, evaluate: Evaluate, dt: StepSize, y1: Tensor, stage: int) -> tuple[Tensor, list[Tensor]]:
+        """f(t₁, y₁) and the stages of Ψ(t₁, y₁, −dt); the first of these evaluations is number `stage`."""
+        end = evaluate(1.0, y1, stage=stage)
 
-        def mirrored(c: float, y: Tensor) -> Tensor:
-            return slope(1.0 - c, y)
+        def mirrored(c: float, y: Tensor, *, stage: int) -> Tensor:
+            return evaluate(1.0 - c, y, stage=stage)
 
-        return end, runge_kutta_step(self._later, self._weights, mirrored, _reversed(dt), y1, end)[1]
+        return end, runge_kutta_step(self._later, self._weights, mirrored, _reversed(dt), y1, end, stage + 1)[1]
+
+    def _slopes(self, evaluate: Evaluate, dt: StepSize, z: Tensor, stage: int) -> list[Tensor]:
+        """The stages of Ψ(t₀, z, dt); the first of these evaluations is number `stage`."""
+        k1 = evaluate(0.0, z, stage=stage)
+        return runge_kutta_step(self._later, self._weights, evaluate, dt, z, k1, stage + 1)[1]
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
 
-    def invert(self, slope: Slope, dt: float, end: Tensor) -> Tensor:
-        y1, z1 = end.unbind(0)
-        _, back = self._back(slope, dt, y1)
-        z = z1 + scaled_sum(-dt, self._weights, back)
-        _, stages = runge_kutta_step(self._later, self._weights, slope, dt, z, slope(0.0, z))
+    def invert(self, evaluate: Evaluate, dt: float, end: Pair) -> Pair:
+        y1, z1 = end
+        _, mirrored = self._mirrored_slopes(evaluate, dt, y1, stage=0)
+        z = z1 + scaled_sum(-dt, self._weights, mirrored)
+        slopes = self._slopes(evaluate, dt, z, stage=len(mirrored))
         lam = self.coupling
-        y = (y1 - (1.0 - lam) * z - scaled_sum(dt, self._weights, stages)) / lam
-        return torch.stack([y, z])
+        return (y1 - (1.0 - lam) * z - scaled_sum(dt, self._weights, slopes)) / lam, z
 
-    def pull_back(self, pull: Pull, dt: float, end: Tensor, adj: Tensor) -> tuple[Tensor, Tensor]:
-        (y1, z1), (adj_y, adj_z) = end.unbind(0), adj.unbind(0)
+    def step_vjp(self, vjp: IncrementVJP, dt: float, end: Pair, adj: Pair) -> tuple[Pair, Pair]:
+        (y1, z1), (adj_y, adj_z) = end, adj
         lam = self.coupling
-        back, grad = pull(lambda slope, y: scaled_sum(dt, self._weights, self._back(slope, dt, y)[1]), y1, adj_z)
+
+        def mirrored(evaluate: Evaluate, y: Tensor) -> Tensor:
+            return scaled_sum(dt, self._weights, self._mirrored_slopes(evaluate, dt, y, stage=0)[1])
+
+        def increment(evaluate: Evaluate, z: Tensor) -> Tensor:
+            return scaled_sum(dt, self._weights, self._slopes(evaluate, dt, z, stage=0))
+
+        back, grad = vjp(mirrored, y1, adj_z)
         z, adj_y = z1 - back, adj_y + grad
-
-        def forth(slope: Slope, z: Tensor) -> Tensor:
-            _, stages = runge_kutta_step(self._later, self._weights, slope, dt, z, slope(0.0, z))
-            return scaled_sum(dt, self._weights, stages)
-
-        psi, grad = pull(forth, z, adj_y)
+        psi, grad = vjp(increment, z, adj_y)
         y = (y1 - (1.0 - lam) * z - psi) / lam
-        return torch.stack([y, z]), torch.stack([lam * adj_y, adj_z + (1.0 - lam) * adj_y + grad])
+        return (y, z), (lam * adj_y, adj_z + (1.0 - lam) * adj_y + grad)
 
     def __repr__(self) -> str:
         return f"ReversibleRK({self.base!r}, coupling={self.coupling:g})"

@@ -1,10 +1,11 @@
-"""What is compiled out of the graph of a field: evaluations, whole steps, and their pull-backs."""
+"""What is compiled from the graph of a field: evaluations, whole steps, and their VJPs."""
 
-from .pieces import large, pull_program, saving_programs, step_program
+from .pieces import large, saving_programs, step_program, vjp_program
 from .steps import (
     Tuned,
     Wanted,
     chosen_of,
+    end_of,
     evaluation_program,
     key_of,
     no_sums,
@@ -12,6 +13,7 @@ from .steps import (
     ratio_of,
     replaced,
     tolerances,
+    whole_step,
 )
 
 __all__ = [
@@ -23,8 +25,10 @@ __all__ = [
     "large",
     "no_sums",
     "nodes_of",
-    "pull_program",
+    "vjp_program",
+    "end_of",
     "ratio_of",
+    "whole_step",
     "replaced",
     "saving_programs",
     "step_program",

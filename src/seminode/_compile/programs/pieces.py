@@ -1,8 +1,8 @@
-"""Steps in pieces: one program for an evaluation of the field, and one for its pull-back.
+"""Steps in pieces: one program for an evaluation of the field, and one for its VJP.
 
-A program for a whole step holds the field six or seven times, its pull-back twice as often. Of a field that is a large
+A program for a whole step contains the field six or seven times, its VJP twice as often. For a field that is a large
 graph itself (one that differentiates a network, say) that would take minutes to compile. Evaluations of such a field
-also take long enough for the sums between them, made op by op, not to matter.
+also take so long that the sums between them, computed eagerly, do not matter.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._stepping.problem import Plan
+from ..._stepping.schedule import Plan
 from ...norms import ErrorNorm
-from ...solvers import ExplicitRungeKutta
+from ...solvers.explicit import ExplicitRungeKutta
 from ..graph import Capture
 from .saving import SavingEvaluation, SavingPrograms
-from .steps import EvaluationProgram, PullProgram, StepProgram, Wanted, evaluation_program, key_of, nodes_of, ratio_of
+from .steps import EvaluationProgram, StepProgram, VJPProgram, Wanted, evaluation_program, key_of, nodes_of, whole_step
 
 #: From how many operations on the graph of a field is large.
 LARGE = 50
@@ -40,16 +40,13 @@ class StepInPieces:
     def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
         kept: list[Tensor] = []
 
-        def slope(c: float, z: Tensor) -> Tensor:
-            k, *own = self.at(plan.stage_time(c), z, rest)
-            kept.extend(own)
+        def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
+            k, *activations = self.at(plan.stage_time(c), z, rest)
+            kept.extend(activations)
             return k
 
         with torch.no_grad():
-            y1, stages = self._solver.step(slope, plan.dt, y, k1)
-            ends = [slope(1.0, y1)] if self._solver.error_needs_end_slope else []
-            ratio = ratio_of(self._solver, self._error, plan.dt, y, y1, [*stages, *ends], allowed)
-        return [y1, ratio, *ends, *stages[1:], *kept]
+            return [*whole_step(self._solver, self._error, evaluate, plan.dt, y, k1, allowed), *kept]
 
 
 class SavingInPieces(StepInPieces):
@@ -63,25 +60,25 @@ class SavingInPieces(StepInPieces):
 
     step = StepInPieces.__call__
 
-    def pull(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
+    def vjp(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         n, totals = self.at.kept, list(sums)
-        alive = torch.zeros(())
-        first, end, *others = cotangents
-        others += [None] * (self._solver.stages - 1 - len(others))  # type: ignore[list-item]
+        finite = torch.zeros(())
+        first, end, *later = cotangents
+        adj_slopes: list[Tensor | None] = [first, *later, *[None] * (self._solver.stages - 1 - len(later))]
 
-        def pull(i: int, adj: Tensor) -> Tensor:
-            nonlocal alive, totals
+        def stage_vjp(i: int, adj: Tensor) -> Tensor:
+            nonlocal finite, totals
             low = (i - 1) * n if i else self.kept
-            grad, alive, *totals = self.at.pull(kept[low : low + n], adj, totals)
+            grad, finite, *totals = self.at.vjp(kept[low : low + n], adj, totals)
             return grad
 
         with torch.no_grad():
-            grad_y = self._solver.pull(pull, plan.dt, end, [first, *others])
-            return [grad_y, alive + grad_y.sum(), *totals]
+            grad_y = self._solver.vjp(stage_vjp, plan.dt, end, adj_slopes)
+            return [grad_y, finite + grad_y.sum(), *totals]
 
 
-class PullInPieces:
-    """As `PullProgram`: the step is taken again, and kept for as long as its pull-back takes."""
+class VJPInPieces:
+    """As `VJPProgram`: the step is taken again, and its activations are kept for as long as its VJP takes."""
 
     def __init__(self, solver: ExplicitRungeKutta, saving: SavingInPieces, slopes: bool):
         self._solver, self._saving = solver, saving
@@ -95,22 +92,21 @@ class PullInPieces:
         solver, saving = self._solver, self._saving
         kept: list[Tensor] = []
 
-        def slope(c: float, z: Tensor) -> Tensor:
-            k, *own = saving.at(plan.stage_time(c), z, rest)
-            kept.extend(own)
+        def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
+            k, *activations = saving.at(plan.stage_time(c), z, rest)
+            kept.extend(activations)
             return k
 
         n, (end, *slopes) = saving.at.kept, cotangents
         with torch.no_grad():
-            k1 = slope(0.0, y)
-            y1, _ = solver.step(slope, plan.dt, y, k1)
+            y1 = solver.step(evaluate, plan.dt, y, None).y1
             of_slopes: list[Tensor] = list(slopes[0].unbind()) if slopes else [torch.zeros_like(y)]
             if len(of_slopes) > solver.stages:
-                slope(1.0, y1)
-                grad, _, *sums = saving.at.pull(kept[-n:], of_slopes.pop(), sums)
+                evaluate(1.0, y1, stage=solver.stages)
+                grad, _, *sums = saving.at.vjp(kept[-n:], of_slopes.pop(), sums)
                 end = end + grad
         ordered = [*kept[n : n * solver.stages], *kept[:n]]
-        return saving.pull(plan, ordered, [of_slopes[0], end, *of_slopes[1:]], sums)
+        return saving.vjp(plan, ordered, [of_slopes[0], end, *of_slopes[1:]], sums)
 
 
 def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> Any:
@@ -138,11 +134,11 @@ def saving_programs(
     return capture.graph.program(("saving", solver, key_of(error), wanted, slopes), make)
 
 
-def pull_program(capture: Capture, solver: ExplicitRungeKutta, wanted: Wanted, y: Tensor, slopes: bool) -> Any:
+def vjp_program(capture: Capture, solver: ExplicitRungeKutta, wanted: Wanted, y: Tensor, slopes: bool) -> Any:
     def make() -> Any:
         if not large(capture):
-            return PullProgram(capture, solver, wanted, y, slopes)
+            return VJPProgram(capture, solver, wanted, y, slopes)
         at = saving_evaluation(capture, wanted, y)
-        return PullInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
+        return VJPInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
 
-    return capture.graph.program(("pull", solver, wanted, slopes), make)
+    return capture.graph.program(("vjp", solver, wanted, slopes), make)

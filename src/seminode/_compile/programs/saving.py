@@ -1,4 +1,4 @@
-"""Compiled evaluations and steps that also keep what their pull-backs need."""
+"""Compiled evaluations and steps that also keep the activations that their VJPs need."""
 
 from __future__ import annotations
 
@@ -9,15 +9,29 @@ import torch
 from torch import Tensor
 
 from ..._field.pytree import real_dtype
-from ..._stepping.problem import Plan
+from ..._stepping.schedule import Plan
+from ..._stepping.step import completed
 from ...norms import ErrorNorm
-from ...solvers import Solver
-from ..graph import Capture, compile_graph, split
-from .steps import Nodes, Tuned, Wanted, added, chosen_of, dense, ratio_of, replaced, tolerances, with_strides
+from ...solvers.base import Solver, StepResult
+from ..graph import Capture
+from ..inductor import compile_graph, split
+from .steps import (
+    StepNodes,
+    Tuned,
+    Wanted,
+    added,
+    chosen_of,
+    dense,
+    end_of,
+    ratio_of,
+    replaced,
+    tolerances,
+    with_strides,
+)
 
 
 class SavingEvaluation:
-    """(t, y) ↦ k and what is kept; and, from that and the cotangent of k, as a `PullProgram`."""
+    """(t, y) ↦ k and what is kept; and the VJP from that and the cotangent of k, as a `VJPProgram`."""
 
     def __init__(self, capture: Capture, wanted: Wanted, y: Tensor):
         def joint(t: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
@@ -42,26 +56,26 @@ class SavingEvaluation:
         time = torch.full((), t, dtype=self._dtype, device=self._device)
         return self._run([time, with_strides(y, self._strides), *rest])
 
-    def _pull(self, *tensors: Tensor) -> list[Tensor]:
+    def _vjp(self, *tensors: Tensor) -> list[Tensor]:
         count = self.kept + 1
         return added(self.halves.backward(*tensors[:count]), tensors[count:])
 
-    def pull(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
-        given = [*kept, adj, *sums]
-        # Made when it is first asked for: only then is it known in which memory layout things are kept.
-        return self._graph.program(("pull", self), lambda: Tuned(self._pull, given))(given)
+    def vjp(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
+        inputs = [*kept, adj, *sums]
+        # Made when it is first asked for: only then are the memory layouts known in which things are kept.
+        return self._graph.program(("vjp", self), lambda: Tuned(self._vjp, inputs))(inputs)
 
 
 class SavingPrograms:
-    """Steps that also keep what their pull-backs need.
+    """Steps that also keep the activations that their VJPs need.
 
     A step is cut into two: k1 = f(t0, y), and the rest of it. The first slope of a step is usually the last one of the
-    step before, which keeps what is needed for it, so that nothing is evaluated twice:
+    previous step, which keeps what its VJP needs, so that nothing is evaluated twice:
 
         at:     as `SavingEvaluation`
         step:   (y, k1) ↦ y1, error ratio, k_end, k2, …, what is kept of it, and of the evaluation at its end
-        pull:   what was kept of a step and of the evaluation at its start, cotangents of k1, y1 and, with `slopes`,
-                k2, k3, … ↦ as `PullProgram`
+        vjp:    what was kept of a step and of the evaluation at its start, cotangents of k1, y1 and, with `slopes`,
+                k2, k3, … ↦ as `VJPProgram`
     """
 
     def __init__(
@@ -76,7 +90,7 @@ class SavingPrograms:
     ):
         self._graph, self._solver, self._slopes = capture.graph, solver, slopes
         self.at = at
-        self.nodes = Nodes(solver, y)
+        self.nodes = StepNodes(solver, y)
         y = dense(y)
         self._strides = y.stride()
         self._split(capture, wanted, y)
@@ -86,7 +100,7 @@ class SavingPrograms:
     def _split(self, capture: Capture, wanted: Wanted, y: Tensor) -> None:
         solver, nodes = self._solver, self.nodes
         count = len(capture.rest)
-        pulled = solver.stages if self._slopes else 1  # y1, and k2, … as far as there are outputs inside
+        differentiated = solver.stages if self._slopes else 1  # y1, and k2, … if outputs may lie inside
 
         def joint(clock: Tensor, y: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
             rest, cotangents = others[:count], others[count:]
@@ -94,18 +108,19 @@ class SavingPrograms:
             def forward(y: Tensor, k1: Tensor, *chosen: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
                 inputs = replaced(rest, wanted, chosen)
 
-                def slope(c: float, z: Tensor) -> Tensor:
+                def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
                     return capture.evaluate(nodes.time(clock, c), z, inputs)
 
-                y1, stages = solver.step(slope, clock[0], y, k1)
-                found = [y1, *stages[1:]]
-                return tuple(found[:pulled]), found
+                result = solver.step(evaluate, clock[0], y, k1)
+                values = [result.y1, *result.slopes[1:]]
+                return tuple(values[:differentiated]), values
 
-            _, back, found = torch.func.vjp(forward, y, k1, *chosen_of(rest, wanted), has_aux=True)  # type: ignore[misc]
-            return [*found, *back(cotangents)]
+            chosen = chosen_of(rest, wanted)
+            _, vjp, values = torch.func.vjp(forward, y, k1, *chosen, has_aux=True)  # type: ignore[misc]
+            return [*values, *vjp(cotangents)]
 
-        # One tensor each: by their identity a tracer tells its inputs apart.
-        cotangents = [torch.zeros_like(y) for _ in range(pulled)]
+        # One tensor each: a tracer tells its inputs apart by their identity.
+        cotangents = [torch.zeros_like(y) for _ in range(differentiated)]
         inputs = [nodes.example(), y, torch.zeros_like(y), *capture.rest]
         self._after = split(joint, inputs, cotangents, solver.stages)
 
@@ -114,19 +129,22 @@ class SavingPrograms:
         after, at = self._after.forward, self.at.halves.forward
 
         def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
-            found = after(clock, y, k1, *rest)
-            (y1, *stages), kept = found[: solver.stages], list(found[solver.stages :])
-            ends = []
-            if solver.error_needs_end_slope:
-                k, *more = at(nodes.time(clock, 1.0), y1, *rest)
-                ends, kept = [k], [*kept, *more]
-            ratio = ratio_of(solver, error, clock[0], y, y1, [k1, *stages, *ends], [rtol, atol])
-            return [y1, ratio, *ends, *stages, *kept]
+            values = after(clock, y, k1, *rest)
+            (y1, *later), kept = values[: solver.stages], list(values[solver.stages :])
 
-        given = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *capture.rest]
-        return compile_graph(step, given)
+            def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
+                k, *kept_at_end = at(nodes.time(clock, c), z, *rest)
+                kept.extend(kept_at_end)
+                return k
 
-    def _pull(self, *tensors: Tensor) -> list[Tensor]:
+            ends, controlled = solver.error_needs_end_slope, error is not None
+            taken = completed(solver, StepResult(y1, [k1, *later]), evaluate, clock[0], ends, controlled)
+            return [y1, ratio_of(error, taken, y, [rtol, atol]), *end_of(taken), *later, *kept]
+
+        inputs = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *capture.rest]
+        return compile_graph(step, inputs)
+
+    def _vjp(self, *tensors: Tensor) -> list[Tensor]:
         n_step, n_both = self.kept, self.kept + self.at.kept
         n_all = n_both + 1 + (self._solver.stages if self._slopes else 1)
         adj_k1, *cotangents = tensors[n_both:n_all]
@@ -136,9 +154,9 @@ class SavingPrograms:
         return added([grad_y + own_y, *both], tensors[n_all:])
 
     def step(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        given = with_strides(y, self._strides), with_strides(k1, self._strides)
-        return self._step([self.nodes.clock(plan), *given, *allowed, *rest])
+        start = with_strides(y, self._strides), with_strides(k1, self._strides)
+        return self._step([self.nodes.clock(plan), *start, *allowed, *rest])
 
-    def pull(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
-        given = [*kept, *cotangents, *sums]
-        return self._graph.program(("pull", self), lambda: Tuned(self._pull, given))(given)
+    def vjp(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
+        inputs = [*kept, *cotangents, *sums]
+        return self._graph.program(("vjp", self), lambda: Tuned(self._vjp, inputs))(inputs)

@@ -1,4 +1,4 @@
-"""Programs that are compiled out of the graph of a field: an evaluation, a whole step, the pull-back of a step."""
+"""Programs compiled from the graph of a field: an evaluation, a whole step, the VJP of a step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from torch import Tensor
 
 from ..._field.pytree import HALF, real_dtype
 from ..._stepping.combination import StepSize
-from ..._stepping.problem import Plan
+from ..._stepping.schedule import Plan
+from ..._stepping.step import Attempt, attempt
 from ...norms import ErrorNorm
-from ...solvers import Solver
-from ..graph import Capture, compile_graph
+from ...solvers.base import Evaluate, Solver
+from ..graph import Capture
+from ..inductor import compile_graph
 
 Wanted = tuple[bool, ...]
 TYPE_CODES = {torch.float32: "f", torch.float64: "d"}
 
 
-class Nodes:
-    """At which nodes of a step a program evaluates the field, in which order; found out while it is traced.
+class StepNodes:
+    """At which nodes of a step a program evaluates the field, in which order; recorded while it is traced.
 
     The clock is one tensor: dt, then the time at each node. On the host it is made from a plan, so that times are
     exactly those of an eager step: on the right side of a jump, and t1 itself at the end.
@@ -73,37 +75,43 @@ class EvaluationProgram:
         return self._run([time, with_strides(y, self._strides), *rest])
 
 
-def ratio_of(
-    solver: Solver,
-    error: ErrorNorm | None,
-    dt: StepSize,
-    y: Tensor,
-    y1: Tensor,
-    slopes: list[Tensor],
-    allowed: Sequence[Tensor],
-) -> Tensor:
-    """The size of the error relative to what is allowed; without error control the sum of y1, as finite as that is."""
+def whole_step(
+    solver: Solver, error: ErrorNorm | None, evaluate: Evaluate, dt: StepSize, y: Tensor, memory: Any, allowed: Any
+) -> list[Tensor]:
+    """y1, its error ratio, k_end where the error estimate reads it, k2, k3, …
+
+    Without error control the ratio is the sum of y1: it is finite if y1 is.
+    """
+    ends = solver.error_needs_end_slope
+    taken = attempt(solver, evaluate, dt, y, memory, end_slope=ends, error=error is not None)
+    return [taken.result.y1, ratio_of(error, taken, y, allowed), *end_of(taken), *taken.result.slopes[1:]]
+
+
+def end_of(taken: Attempt) -> list[Tensor]:
+    return [] if taken.end_slope is None else [taken.end_slope]
+
+
+def ratio_of(error: ErrorNorm | None, taken: Attempt, y: Tensor, allowed: Sequence[Tensor]) -> Tensor:
+    y1 = taken.result.y1
     if error is None:
         return y1.sum()
+    assert taken.error is not None
     rtol, atol = allowed
     scale = atol + rtol * torch.maximum(y.abs(), y1.abs())
-    return error.norm(error.layout.unpack(solver.error(dt, slopes) / scale))
+    return error.norm(error.layout.unpack(taken.error / scale))
 
 
 class StepProgram:
     """(y, k1) ↦ (y1, error ratio, k_end, k2, …), k_end where the error estimate reads it."""
 
     def __init__(self, capture: Capture, solver: Solver, error: ErrorNorm | None, y: Tensor, k1: Tensor):
-        self.nodes = nodes = Nodes(solver, y)
+        self.nodes = nodes = StepNodes(solver, y)
 
         def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
-            def slope(c: float, z: Tensor) -> Tensor:
+            def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
                 return capture.evaluate(nodes.time(clock, c), z, rest)
 
-            y1, stages = solver.step(slope, clock[0], y, k1)
-            ends = [slope(1.0, y1)] if solver.error_needs_end_slope else []
-            ratio = ratio_of(solver, error, clock[0], y, y1, [*stages, *ends], [rtol, atol])
-            return [y1, ratio, *ends, *stages[1:]]
+            return whole_step(solver, error, evaluate, clock[0], y, k1, [rtol, atol])
 
         y, k1 = dense(y), dense(k1)
         self._strides = [x.stride() for x in (y, k1)]
@@ -113,32 +121,32 @@ class StepProgram:
         return self._run([self.nodes.clock(plan), *map(with_strides, (y, k1), self._strides), *allowed, *rest])
 
 
-class PullProgram:
-    """The pull-back of a step, which is taken again: cotangents of y1, and maybe of the slopes, to those of the inputs.
+class VJPProgram:
+    """The VJP of a step, which is taken again: from the cotangents of y1, and maybe of the slopes, to the gradients.
 
     `wanted` says for which of the tensors that the field uses, besides y, there is a gradient to compute. Like every
-    pull-back here it takes the sums of those gradients so far and returns that of y, a number that is finite if all of
-    them are, and the sums with its own part added.
+    VJP program it takes the sums of those gradients so far. It returns the gradient of y, a number that is finite if
+    all gradients are, and the sums with its own part added.
     """
 
     def __init__(self, capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool):
-        self.nodes = nodes = Nodes(solver, y)
+        self.nodes = nodes = StepNodes(solver, y)
         count, rest_end = 1 + slopes, 1 + slopes + len(capture.rest)
 
-        def pull(clock: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
+        def step_vjp(clock: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
             cotangents, rest, sums = others[:count], others[count:rest_end], others[rest_end:]
 
             def forward(y: Tensor, *chosen: Tensor) -> tuple[Tensor, ...]:
                 inputs = replaced(rest, wanted, chosen)
 
-                def slope(c: float, z: Tensor) -> Tensor:
+                def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
                     return capture.evaluate(nodes.time(clock, c), z, inputs)
 
-                y1, stages = solver.step(slope, clock[0], y, slope(0.0, y))
+                reads_end = slopes and len(solver.interpolant) > solver.stages
+                taken = attempt(solver, evaluate, clock[0], y, None, end_slope=reads_end, error=False)
                 if not slopes:
-                    return (y1,)
-                reads_end = len(solver.interpolant) > len(stages)
-                return y1, torch.stack([*stages, slope(1.0, y1)] if reads_end else stages)
+                    return (taken.result.y1,)
+                return taken.result.y1, torch.stack([*taken.result.slopes, *end_of(taken)])
 
             _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return added(back(cotangents), sums)
@@ -147,7 +155,7 @@ class PullProgram:
         cotangents = [torch.zeros_like(y)]
         if slopes:
             cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
-        self._run = Tuned(pull, [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)])
+        self._run = Tuned(step_vjp, [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)])
 
     def __call__(
         self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor], sums: Sequence[Tensor]
@@ -174,7 +182,7 @@ class Tuned:
 
 
 def key_of(error: ErrorNorm | None) -> Hashable:
-    """What of an error norm is part of a program."""
+    """The part of an error norm that a program depends on."""
     return None if error is None else (error.norm, error.layout)
 
 
@@ -182,19 +190,17 @@ def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:
     return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, y))
 
 
-def nodes_of(solver: Solver, like: Tensor) -> Nodes:
+def nodes_of(solver: Solver, like: Tensor) -> StepNodes:
     """The nodes of a step whose first slope is known, in order."""
-    nodes = Nodes(solver, like)
+    nodes = StepNodes(solver, like)
 
-    def slope(c: float, y: Tensor) -> Tensor:
+    def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:
         nodes.evaluated.append(c)
         nodes.index(c)
         return y
 
     y = torch.zeros(1)
-    y1, _ = solver.step(slope, 0.0, y, y)
-    if solver.error_needs_end_slope:
-        slope(1.0, y1)
+    attempt(solver, evaluate, 0.0, y, y, end_slope=solver.error_needs_end_slope, error=False)
     return nodes
 
 
@@ -212,13 +218,13 @@ def chosen_of(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
 
 
 def no_sums(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
-    """Sums of gradients before there are any. Many small ones would be lost in half precision."""
+    """Sums of gradients before there are any. Many small terms would be lost in half precision."""
     chosen = chosen_of(rest, wanted)
     return [torch.zeros_like(x, dtype=torch.float32 if x.dtype in HALF else x.dtype) for x in chosen]
 
 
 def added(grads: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of y, a number that is finite if all are, and the sums with the other gradients added."""
+    """The gradient of y, a number that is finite if all gradients are, and the sums with the others added."""
     totals = [s + g for s, g in zip(sums, grads[1:], strict=True)]
     alive = sum((x.sum() for x in totals), grads[0].sum())
     return [grads[0], alive, *totals]

@@ -9,34 +9,38 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._compile.engine import FusedStep, warn_of
+from ..._compile.engine import compiled_step, warn_not_compiled
 from ..._compile.graph import Capture, NotCompiled
-from ..._compile.programs import Tuned, chosen_of, key_of, large, nodes_of, ratio_of, replaced, tolerances
+from ..._compile.programs import Tuned, chosen_of, key_of, large, nodes_of, replaced, tolerances, whole_step
 from ..._field.pytree import real_dtype
 from ..._stepping.combination import combine, sparse
-from ..._stepping.engine import Step
+from ..._stepping.engine import EvaluationLog, Evaluator, Stepper
 from ..._stepping.interpolation import weights_at
-from ..._stepping.problem import Plan
+from ..._stepping.schedule import Plan
+from ..._stepping.step import Step
 from ...norms import ErrorNorm
-from ...solvers import Solver
-from .parameter_integral import Sums, sample_stride, sampled
+from ...solvers.base import Memory, Solver
+from .._sums import Sums
+from .parameter_integral import Folded, ParameterIntegral, sample_stride, sampled
 from .quadrature_rules import Rule
-from .system import AdjointEngine, AdjointSystem
+from .system import AdjointSystem
 
 
-class Folded(NamedTuple):
-    """What a program makes of the parameter gradients at its evaluations, one tensor for each of the targets."""
+class CompiledAdjointStep(NamedTuple):
+    """What a program returns for a step of the adjoint system."""
 
-    total: Sequence[Tensor | None]  # weighted and summed
-    difference: Sequence[Tensor | None]  # the same for the error estimate, of a sample of the entries
-    last: Sequence[Tensor | None] | None  # at the last of them
+    y1: Tensor
+    ratio: Tensor
+    slopes: list[Tensor]  # k_end if the error estimate reads it, then k2, k3, …
+    folded: Folded | None  # Σ wᵢgᵢ of the later stages
+    evaluated: list[float]  # the times at which the field was evaluated
 
 
 class AdjointPrograms:
-    """Programs for one backward solve; they themselves are kept with the graph of the field.
+    """Programs for one backward solve, which are kept with the graph of the field.
 
     `keys` are the ids of the targets, `wanted` says which inputs of the graph they are: a target that the field does
-    not use is none of them.
+    not use is none of them. As soon as a program cannot be made, the solve goes on eagerly: `usable` is false.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class AdjointPrograms:
         self._wanted = wanted
         #: A program for each evaluation: one for a whole step would take too long to compile.
         self.pieces = large(capture)
+        self.usable = True
         chosen = chosen_of(self._rest, wanted)
         ids = [id(x) for x in chosen]
         self._places = [ids.index(key) if key in ids else None for key in keys]
@@ -62,6 +67,10 @@ class AdjointPrograms:
         self._in_state, self._sourced = system.integrals_in_state, system.source is not None
         shapes = tuple(x.shape for x in system.targets)
         self._key = (system.reduction.key, wanted, tuple(self._places), shapes, self._in_state, self._sourced)
+
+    def give_up(self, reason: NotCompiled) -> None:
+        warn_not_compiled(reason)
+        self.usable = False
 
     def _slope(
         self, t: Tensor, w: Tensor, given: Tensor | None, wholes: Sequence[Tensor], rest: Sequence[Tensor], params: bool
@@ -75,8 +84,8 @@ class AdjointPrograms:
         def evaluate(z: Tensor, *chosen: Tensor) -> Tensor:
             return self._capture.evaluate(t, z, replaced(rest, wanted, chosen))
 
-        f, back = torch.func.vjp(evaluate, z, *chosen_of(rest, wanted))  # type: ignore[misc]
-        grad_z, *grads = back(a)
+        f, vjp = torch.func.vjp(evaluate, z, *chosen_of(rest, wanted))  # type: ignore[misc]
+        grad_z, *grads = vjp(a)
         parts = [system.reduction.reduce(f), -system.reduction.reduce(grad_z)]
         if self._in_state:
             found = self._by_target(grads)
@@ -128,8 +137,8 @@ class AdjointPrograms:
 
     def step(
         self, plan: Plan, w: Tensor, k1: Tensor, weights: Sequence[float], params: bool, at_end: bool
-    ) -> tuple[Tensor, Tensor, list[Tensor], Folded | None, list[float]]:
-        """A step: w1, error ratio, k_end and k2, …; Σ wᵢgᵢ of the later stages; and where the field was evaluated."""
+    ) -> CompiledAdjointStep:
+        """A step, with the gradients of its later stages weighted and summed."""
         solver, error, sourced = self.solver, self._error, int(self._sourced)
         ends = int(solver.error_needs_end_slope)
         nodes = self._capture.graph.program(("adjoint nodes", solver), lambda: nodes_of(solver, w))
@@ -137,26 +146,23 @@ class AdjointPrograms:
         def function(clock: Tensor, w: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
             (rtol, atol, b), wholes = others[:3], others[3:5]
             given, rest = others[5 : 5 + sourced], others[5 + sourced :]
-            side: list[list[Tensor]] = []
+            of_stages: list[list[Tensor]] = []
 
-            def slope(c: float, w: Tensor) -> Tensor:
+            def evaluate(c: float, w: Tensor, *, stage: int) -> Tensor:
                 index = nodes.index(c)
-                wants = params and (at_end or len(side) < solver.stages - 1)
+                wants = params and (at_end or stage < solver.stages)
                 k, grads = self._slope(clock[1 + index], w, given[0][index] if given else None, wholes, rest, wants)
-                side.append(grads)
+                of_stages.append(grads)
                 return k
 
-            w1, stages = solver.step(slope, clock[0], w, k1)
-            last = [slope(1.0, w1)] if ends else []
-            ratio = ratio_of(solver, error, clock[0], w, w1, [*stages, *last], [rtol, atol])
-            found = [w1, ratio, *last, *stages[1:]]
+            found = whole_step(solver, error, evaluate, clock[0], w, k1, [rtol, atol])
             if params:
-                seen = [grads for grads in side if grads]
+                seen = [grads for grads in of_stages if grads]
                 found += self._sum([b[i] for i in range(len(seen))], seen)
                 if solver.error_weights is not None:
                     e = [float(x) for x in solver.error_weights[1 : 1 + len(seen)]]
                     found += [-clock[0] * x for x in self._sum(e, [self._sampled(g) for g in seen])]
-                found += side[-1] if at_end and ends else []
+                found += of_stages[-1] if at_end and ends else []
             return found
 
         clock = nodes.clock(plan)
@@ -167,7 +173,7 @@ class AdjointPrograms:
         count = 2 + ends + solver.stages - 1
         evaluated = [plan.stage_time(c) for c in nodes.evaluated]
         (w1, ratio, *slopes), rest = found[:count], found[count:]
-        return w1, ratio, slopes, self._folded(rest) if params else None, evaluated
+        return CompiledAdjointStep(w1, ratio, slopes, self._folded(rest) if params else None, evaluated)
 
     def _folded(self, rest: list[Tensor]) -> Folded:
         n = sum(self._wanted)
@@ -191,15 +197,16 @@ class AdjointPrograms:
         def function(clock: Tensor, w: Tensor, *others: Tensor) -> list[Tensor]:
             slopes, wholes, rest = others[:count], others[count : count + 2], others[count + 2 + sourced :]
             given = others[count + 2 : count + 2 + sourced]
-            side = []
+            of_nodes = []
             for i, x in enumerate(xs):
                 place = combine(w, clock[0], sparse(weights_at(matrix, x)), slopes)
-                side.append(self._slope(clock[1 + i], place, given[0][i] if given else None, wholes, rest, True)[1])
-            total = [clock[0] * x for x in self._sum(weights, side)]
-            return [*total, *(clock[0] * x for x in self._sum(gaps, [self._sampled(g) for g in side])), *side[-1]]
+                of_nodes.append(self._slope(clock[1 + i], place, given[0][i] if given else None, wholes, rest, True)[1])
+            total = [clock[0] * x for x in self._sum(weights, of_nodes)]
+            differences = self._sum(gaps, [self._sampled(g) for g in of_nodes])
+            return [*total, *(clock[0] * x for x in differences), *of_nodes[-1]]
 
         clock = torch.tensor([plan.dt, *times], dtype=self._dtype, device=self._device)
-        inputs = [clock, step.start, *slopes, *self._wholes(), *self._given(times), *self._rest]
+        inputs = [clock, step.y0, *slopes, *self._wholes(), *self._given(times), *self._rest]
         return self._folded(list(self._program("integral", (solver, rule, known), function, inputs)(inputs))), times
 
     def _integral_in_pieces(
@@ -215,60 +222,75 @@ class AdjointPrograms:
         return Folded(total.values, difference.values, grads)
 
 
-class FusedAdjoint(AdjointEngine):
-    """Runs steps of an adjoint system as compiled programs."""
+class CompiledAdjointEvaluator:
+    """Evaluates the slope of an adjoint system by a program.
 
-    def __init__(self, *args: Any, programs: AdjointPrograms, times: bool):
-        super().__init__(*args)
-        self._programs: AdjointPrograms | None = programs
-        self._times = times  # whether the field's own slope is asked for at the stops
+    `times` says that the slope of the field itself is needed where a stretch begins, for the gradient of its time.
+    """
 
-    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
-        """One evaluation: the only kind there is where steps are taken in pieces."""
-        stage = self._stage
-        if self._programs is None or (stage == 0 and self._times):
-            return super()._evaluate(t, y, shift)
-        now, _ = self._watch.wanted(stage)
+    def __init__(
+        self,
+        programs: AdjointPrograms,
+        system: AdjointSystem,
+        integral: ParameterIntegral,
+        eager: Evaluator,
+        log: EvaluationLog,
+        times: bool,
+    ):
+        self._programs, self._system, self._integral = programs, system, integral
+        self._eager, self._log = eager, log
+        self._times = times
+
+    def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
+        programs, integral = self._programs, self._integral
+        if not programs.usable or (stage == 0 and self._times):
+            return self._eager(t, y, stage=stage)
+        now, _ = integral.wanted(stage)
         try:
-            k, grads = self._programs.start(t, y, now)
+            k, grads = programs.start(t, y, now)
         except NotCompiled as reason:
-            self._give_up(reason)
-            return super()._evaluate(t, y, shift)
-        self._pulled(1, int(now))
-        self._watch.take(stage, grads, None)
-        if stage is not None:
-            self._stage = stage + 1
+            programs.give_up(reason)
+            return self._eager(t, y, stage=stage)
+        self._log.add(t)
+        self._system.count_vjps(1, int(now))
+        integral.stage(stage, grads, None)
         return k
 
-    def _give_up(self, reason: NotCompiled) -> None:
-        warn_of(reason)
-        self._programs = None
-        self._watch.compiled = None
 
-    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Step:
-        k1 = self.start_slope(plan, y0) if k1 is None else k1
-        if self._programs is None or self._programs.pieces:
-            return super().step(plan, y0, k1)
-        watch, stages = self._watch, self.solver.stages
-        watch.open(plan)
-        wanted = [watch.wanted(stage)[0] for stage in range(1, stages + 1)]
+class CompiledAdjointStepper:
+    """Takes a whole step of an adjoint system by one program."""
+
+    def __init__(
+        self,
+        solver: Solver,
+        programs: AdjointPrograms,
+        system: AdjointSystem,
+        integral: ParameterIntegral,
+        evaluate: Evaluator,
+        eager: Stepper,
+        log: EvaluationLog,
+    ):
+        self._solver, self._programs, self._system, self._integral = solver, programs, system, integral
+        self._evaluate, self._eager, self._log = evaluate, eager, log
+
+    def __call__(self, plan: Plan, y0: Tensor, memory: Memory) -> Step:
+        k1 = self._evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
+        programs, integral, stages = self._programs, self._integral, self._solver.stages
+        if not programs.usable or programs.pieces:
+            return self._eager(plan, y0, k1)
+        integral.begin(plan)
+        wanted = [integral.wanted(stage)[0] for stage in range(1, stages + 1)]
         # One gradient too many at the end of a solve is better than another program for its last step.
         params, at_end = any(wanted), wanted[-1] or not plan.crosses_jump
         try:
-            w1, ratio, slopes, folded, evaluated = self._programs.step(
-                plan, y0, k1, watch.weights() if params else (), params, at_end
-            )
+            taken = programs.step(plan, y0, k1, integral.weights() if params else (), params, at_end)
         except NotCompiled as reason:
-            self._give_up(reason)
-            return super().step(plan, y0, k1)
-        self._count(evaluated, prepare=False)
-        self._pulled(len(evaluated), (len(evaluated) if at_end else stages - 1) if params else 0)
-        if folded is not None:
-            watch.fold(folded)
-        return FusedStep(self, plan, y0, w1, k1, slopes, ratio)
-
-    def _pulled(self, y: int, params: int) -> None:
-        system = self.system
-        system.vjp_y += y
-        if system.targets:
-            system.vjp_params += y if system.integrals_in_state else params
+            programs.give_up(reason)
+            integral.abandon()
+            return self._eager(plan, y0, k1)
+        count = len(taken.evaluated)
+        self._log.add(*taken.evaluated)
+        self._system.count_vjps(count, (count if at_end else stages - 1) if params else 0)
+        if taken.folded is not None:
+            integral.fold(taken.folded)
+        return compiled_step(self._solver, plan, y0, k1, taken.y1, taken.ratio, taken.slopes, self._evaluate)

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from ..._stepping.checkpoints import Checkpoints
-from ..._stepping.engine import Eager
+from ..._stepping.engine import Engine
 from ..._stepping.loop import integrate
-from ..._stepping.observers import PolynomialTape
-from ..._stepping.problem import Plan
-from ..._stepping.schedule import RecordedPace
+from ..._stepping.observers import PolynomialTape, State
+from ..._stepping.schedule import Plan, RecordedSchedule
 from ..checkpointed import Offer
 
 
-class DenseSource:
+class DenseState:
     """z(t) by the polynomials of the steps, all of which were kept."""
 
     #: Times that a step of the backward solve should not cross.
@@ -31,10 +30,17 @@ class DenseSource:
         self._ends = [self._sign * plan.t1 for plan in plans]
 
     def __call__(self, t: float) -> Tensor:
-        # A time past either end belongs to the nearest step.
-        j = min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
+        j = self._index(t)
         plan = self._plans[j]
         return self._value(self._coefficients[j], (t - plan.t0) / plan.dt)
+
+    def first_step(self, t: float) -> float:
+        """How long a step the forward solve has taken at a time."""
+        return self._plans[self._index(t)].proposal
+
+    def _index(self, t: float) -> int:
+        # A time past either end belongs to the nearest step.
+        return min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
 
     @staticmethod
     def _value(coefficients: Tensor, x: float) -> Tensor:
@@ -44,14 +50,14 @@ class DenseSource:
         return y
 
 
-class WindowSource(DenseSource):
-    """The same with a bound on memory: polynomials of a few steps at a time, from steps taken again.
+class WindowedState(DenseState):
+    """The same with a bound on memory: the polynomials of a few steps at a time, from steps taken again.
 
-    Half of what may be kept are checkpoints, half the polynomials of a window of consecutive steps. The backward solve
-    lands on the ends of windows, so that no step of it needs two.
+    Half of the memory is for checkpoints, half for the polynomials of a window of consecutive steps. The backward solve
+    lands on the ends of windows, so that no step of it needs two of them.
     """
 
-    def __init__(self, plans: Sequence[Plan], checkpoints: Checkpoints[Tensor], width: int, engine: Eager):
+    def __init__(self, plans: Sequence[Plan], checkpoints: Checkpoints[State], width: int, engine: Engine):
         super().__init__(plans, ())
         self._checkpoints = checkpoints
         self._width = width
@@ -65,7 +71,7 @@ class WindowSource(DenseSource):
             low, high = self._low, self._low + len(self._window)
             j = min(bisect_left(self._ends, self._sign * t, low, high), high - 1)
         else:
-            j = min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
+            j = self._index(t)
             self._load(j)
         plan = self._plans[j]
         return self._value(self._window[j - self._low], (t - plan.t0) / plan.dt)
@@ -83,11 +89,13 @@ class WindowSource(DenseSource):
             high = min(count, self._window_end(low))
             self._take(low, high, state, [polynomials])
         self._low, self._window = low, polynomials.hand_over()
-        self._engine.prepare()  # we are in the middle of an evaluation, which has been prepared before
 
     def _window_end(self, low: int) -> int:
         count = len(self._plans)
         return low + self._width if low > 0 else count - self._width * ((count - 1) // self._width)
 
-    def _take(self, i: int, j: int, state: Tensor, observers: list[Any]) -> Tensor:
-        return integrate(self._engine, RecordedPace(self._plans[i:j]), state, observers, check=False)
+    def _take(self, i: int, j: int, state: State, observers: list[Any]) -> State:
+        solver, schedule = self._engine.solver, RecordedSchedule(self._plans[i:j])
+        memory = solver.recall(state[1:])
+        y, memory = integrate(self._engine, schedule, state[0], observers, memory=memory, check=False)
+        return (y, *solver.carried(memory))

@@ -1,71 +1,81 @@
-"""Sums of parameter gradients over the steps of an adjoint solve: ∫ a_zᵀ ∂f/∂θ dt beside the solver's state."""
+"""The parameter integral ∫ a_zᵀ ∂f/∂θ dt, summed beside the solver's state over the steps of an adjoint solve."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._field.pytree import HALF
-from ..._stepping.engine import Step
 from ..._stepping.interpolation import weights_at
 from ..._stepping.observers import Observer
-from ..._stepping.problem import Plan
-from ...solvers import Solver
-from .system import Integrand, StageWatch
+from ..._stepping.schedule import Plan
+from ..._stepping.step import Step
+from ...solvers.base import Solver
+from .._sums import Sums
+from .system import Integrand
 
-if TYPE_CHECKING:
-    from .compiled import Folded
-
-#: At most about so many entries of each gradient are looked at to estimate the error of their integral.
+#: About how many entries of each gradient are used, at most, to estimate the error of their integral.
 SAMPLED = 4096
 
 
-class Sums:
-    """A sum of weighted gradients, one for each tensor, made when the first contribution comes."""
+class Folded(NamedTuple):
+    """What a program makes of the parameter gradients at its evaluations, one tensor for each of the targets."""
 
-    def __init__(self, count: int):
-        self.values: list[Tensor | None] = [None] * count
+    total: Sequence[Tensor | None]  # weighted and summed
+    difference: Sequence[Tensor | None]  # the same for the error estimate, of a sample of the entries
+    last: Sequence[Tensor | None] | None  # at the last of them
 
-    @classmethod
-    def of(cls, values: list[Tensor | None]) -> Sums:
-        """A sum that was made elsewhere."""
-        new = cls(0)
-        new.values = values
-        return new
 
-    def add(self, grads: Sequence[Tensor | None], weight: float = 1.0) -> None:
-        if weight == 0.0 or not self.values:
-            return
-        if all(v is not None and g is not None for v, g in zip(self.values, grads, strict=True)):
-            torch._foreach_add_(self.values, grads, alpha=weight)  # type: ignore[arg-type]
-            return
-        for i, (value, grad) in enumerate(zip(self.values, grads, strict=True)):
-            if grad is None:
-                continue
-            if value is not None:
-                value.add_(grad, alpha=weight)
-            else:
-                # Many small contributions would be lost in a half-precision sum; a gradient may be an expanded view.
-                self.values[i] = (grad.float() if grad.dtype in HALF else grad) * weight
+class ParameterIntegral(Observer):
+    """Computes ∫ a_zᵀ ∂f/∂θ dt along an adjoint solve. It observes the steps and is told about their evaluations.
 
-    def absorb(self, other: Sums) -> None:
-        """Add another sum, which is used up."""
-        if all(value is None for value in self.values):
-            self.values = other.values
-        else:
-            self.add(other.values)
-        other.clear()
+    To write one, provide:
 
-    def clear(self) -> None:
-        self.values = [None] * len(self.values)
+    1. `total`: the sum so far; `error`: an estimate of its relative error, or `None`;
+    2. `begin(plan)`: a step is about to be tried, its first slope is known;
+    3. `wanted(stage)`: whether to compute the VJP of an evaluation for the parameters now, and whether to keep its
+       graph. Stage 0 is the first slope of a step, the number of stages stands for the end slope, `None` for an
+       evaluation that belongs to no step;
+    4. `stage(stage, grads, kept)`: what was wanted;
+    5. `accepted(step, ratio)` and `rejected(step, ratio)`: what became of the step.
+
+    Where whole steps are compiled, `weights` and `fold` take the place of `stage`.
+    """
+
+    total: Sums
+    #: A step that runs past this time counts up to there only.
+    end: float = math.nan
+
+    @property
+    def error(self) -> float | None:
+        return None
+
+    @abstractmethod
+    def begin(self, plan: Plan) -> None: ...
+
+    @abstractmethod
+    def wanted(self, stage: int | None) -> tuple[bool, bool]: ...
+
+    @abstractmethod
+    def stage(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None: ...
+
+    def abandon(self) -> None:
+        """The step that has begun is not computed after all; another attempt will begin."""
+
+    def weights(self) -> Sequence[float]:
+        """The weights of the stages after the first, in the sum that a compiled step makes of their gradients."""
+        return ()
+
+    def fold(self, folded: Folded) -> None:
+        """What a compiled step has made of its gradients."""
 
 
 def sample_stride(x: Tensor) -> int:
-    """Of how many entries of a gradient one is looked at."""
+    """One of how many entries of a gradient is looked at."""
     return max(1, math.ceil(x.numel() / SAMPLED))
 
 
@@ -149,12 +159,12 @@ def _rms(tensors: Sequence[Tensor | None]) -> float:
     return _norm(tensors) / math.sqrt(max(1, sum(x.numel() for x in tensors if x is not None)))
 
 
-class StageSums(StageWatch, Observer):
+class StageSums(ParameterIntegral):
     """The integral with the weights b of the solver itself, on accepted steps only.
 
-    This is what a solver would make of a_θ as a part of its state, to rounding, without its being there. Alive are the
-    total, the sum of the step that is being tried, and the gradient of its first stage, which the next try needs again
-    if this one is rejected. A step that runs past `end` counts up to there: with the weights of its polynomial.
+    This is what a solver would compute for a_θ as a part of its state, to rounding, without its being there. Alive are
+    the total, the sum of the step that is being tried, and the gradient of its first stage, which the next try needs
+    again if this one is rejected. A step that runs past `end` counts up to there: with the weights of its polynomial.
     """
 
     def __init__(self, solver: Solver, targets: Sequence[Tensor], idle: bool = False):
@@ -163,7 +173,7 @@ class StageSums(StageWatch, Observer):
         self._b = [*solver.weights, 0.0]
         self._e = solver.error_weights
         self.total = Sums(len(targets))
-        self.error = ErrorSample(targets) if self._e is not None and not idle else None
+        self._sample = ErrorSample(targets) if self._e is not None and not idle else None
         self._trial = Sums(len(targets))
         self._first: Sequence[Tensor | None] = ()
         self._next: Sequence[Tensor | None] = ()
@@ -171,14 +181,17 @@ class StageSums(StageWatch, Observer):
         self._dt = 0.0
         self._breaks = False
         self._idle = idle
-        self.end = math.nan
 
-    def open(self, plan: Plan) -> None:
+    @property
+    def error(self) -> float | None:
+        return None if self._sample is None else self._sample.relative_to(self.total.values)
+
+    def begin(self, plan: Plan) -> None:
         self._dt, self._breaks = plan.dt, plan.breaks
         x = (self.end - plan.t0) / plan.dt
         self._weights = self._b if not x < 1.0 else self._padded(weights_at(self._solver.interpolant, x))
         if not self._idle:
-            self._fold(0, self._first)
+            self._add(0, self._first)
 
     def _padded(self, weights: list[float]) -> list[float]:
         return weights + [0.0] * (len(self._b) - len(weights))
@@ -187,11 +200,11 @@ class StageSums(StageWatch, Observer):
         if stage is None or self._idle:
             return False, False
         if stage == len(self._b) - 1:
-            # Where the next first slope is evaluated anew, nobody would need this one.
+            # Where the next first slope is evaluated again, this one is not needed.
             return self._weights[stage] != 0.0 or not self._breaks, False
         return stage == 0 or self._weights[stage] != 0.0 or (self._e is not None and self._e[stage] != 0.0), False
 
-    def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
+    def stage(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
         if not grads:
             return
         assert stage is not None
@@ -200,37 +213,36 @@ class StageSums(StageWatch, Observer):
             return
         if stage == len(self._b) - 1:
             self._next = grads
-        self._fold(stage, grads)
+        self._add(stage, grads)
 
-    def _fold(self, stage: int, grads: Sequence[Tensor | None]) -> None:
-        # In the direction of time dt has its sign, and a_θ' the minus.
+    def _add(self, stage: int, grads: Sequence[Tensor | None]) -> None:
+        # dt has the sign of the direction of time, and a_θ′ has the minus.
         self._trial.add(grads, -self._dt * self._weights[stage])
-        if self.error is not None and self._e is not None:
-            self.error.add(grads, -self._dt * self._e[stage])
+        if self._sample is not None and self._e is not None:
+            self._sample.add(grads, -self._dt * self._e[stage])
 
     def weights(self) -> list[float]:
         return [-self._dt * w for w in self._weights[1:]]
 
     def fold(self, folded: Folded) -> None:
         self._trial.add(folded.total)
-        if self.error is not None:
-            self.error.add_sampled(folded.difference)
+        if self._sample is not None:
+            self._sample.add_sampled(folded.difference)
         self._next = folded.last or ()
 
     def accepted(self, step: Step, ratio: float) -> None:
         if self._idle:
             return
         self.total.absorb(self._trial)
-        if self.error is not None and self._e is not None:
-            self.error.accept(self._dt, bool(self._next) or self._e[-1] == 0.0)
+        if self._sample is not None and self._e is not None:
+            self._sample.accept(self._dt, bool(self._next) or self._e[-1] == 0.0)
         self._first, self._next = self._next, ()
 
     def rejected(self, step: Step, ratio: float) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         self._trial.clear()
         self._next = ()
-        if self.error is not None:
-            self.error.drop()
-
-    @property
-    def params_error(self) -> float | None:
-        return None if self.error is None else self.error.relative_to(self.total.values)
+        if self._sample is not None:
+            self._sample.drop()

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ... import norms
-from ..._field.capture import check_captures
 from ..._field.pytree import is_finite, real_dtype
-from ..._stepping.engine import Eager
+from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, eager_engine
 from ..._stepping.loop import integrate, select_first_step
-from ..._stepping.observers import AtTimes, Observer, Recorder, Sampler, Tally
-from ..._stepping.schedule import Pace
+from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
+from ..._stepping.schedule import Schedule
+from ...controllers import Controller
 from ...errors import DriftWarning, NonFiniteState, SolveError, warn
-from ...norms import ErrorNorm
-from ...solvers import ExplicitRungeKutta
-from .._autograd import Asked, Gradients
+from ...norms import ErrorNorm, Norm
+from ...solvers.base import Solver
+from ...solvers.explicit import ExplicitRungeKutta
+from .._autograd import BackwardRequest, Gradients, check_samples
 from .._discrete.step_vjp import check_cotangents, row_sizes
-from .compiled import AdjointPrograms, FusedAdjoint
-from .system import AdjointEngine, AdjointSystem, Reduction
+from .compiled import AdjointPrograms, CompiledAdjointEvaluator, CompiledAdjointStepper
+from .dense_state import DenseState
+from .evaluator import AdjointEvaluator, AdjointStepper, IntegrandEvaluator
+from .parameter_integral import ParameterIntegral
+from .system import AdjointSystem, Reduction
 
-if TYPE_CHECKING:
-    from .strategy import ContinuousAdjoint
-
-#: A recovered state this many tolerances away from the stored one is worth a warning.
+#: A recovered state this many tolerances away from the stored one causes a warning.
 DRIFT = 100.0
 #: Only a cotangent that enlarges a_z by more than this calls for a new first step.
 GROWTH = 10.0
@@ -40,44 +41,102 @@ class Stop(NamedTuple):
     rows: list[int]
 
 
+class Method(NamedTuple):
+    """How the adjoint equation is solved."""
+
+    name: str  # of the adjoint
+    solver: Solver
+    controller: Controller
+    rtol: float | Tensor
+    atol: float | Tensor
+    norm: Norm
+    fresh: bool  # every output time is a new beginning, as published
+    integrals_in_state: bool  # a_θ and a_t are part of the solver's state
+    max_steps: int
+
+
+class IntegralContext(NamedTuple):
+    """What a parameter integral is computed with."""
+
+    system: AdjointSystem
+    solver: Solver
+    evaluate: IntegrandEvaluator
+    programs: AdjointPrograms | None  # where steps are compiled
+    rtol: float
+    atol: float
+    eps: float  # the rounding error of the field
+
+
 class BackwardSolve:
     """One backward pass of a continuous adjoint."""
 
-    def __init__(self, adjoint: ContinuousAdjoint, asked: Asked):
-        self.adjoint = adjoint
-        self.call = call = asked.call
-        self.problem = call.forward.problem
-        self.y0, self.ts = asked.inputs[:2]
-        self.args = asked.inputs[2 : 2 + call.n_args]
-        self.needs = asked.needs
-        self.cotangents = asked.grads[0]
-        self.ys, self.kept = asked.kept[-1], asked.kept[:-1]
-        self.solver, self.controller = adjoint.method(self.problem)
-        self.order = self.solver.error_order or self.solver.order
-        self.tally = Tally()
-        adaptive = self.controller.adaptive
-        self.recorder = None if call.backward_record is None else Recorder(adaptive)
-        self.max_steps = adjoint.max_steps or self.problem.max_steps
+    def __init__(
+        self,
+        request: BackwardRequest,
+        method: Method,
+        dense_state: Callable[[BackwardRequest, Engine], DenseState | None],
+        integral: Callable[[IntegralContext], ParameterIntegral],
+    ):
+        self.request, self.method = request, method
+        self.forward = forward = request.forward
+        self.problem = problem = forward.problem
+        self.y0, self.ts = request.tensors[:2]
+        self.needs = request.needs
+        self.ys = request.kept[-1]
+        self.order = method.solver.error_order or method.solver.order
+        self.counter = Counter()
+        self.recorder = None if forward.recorder is None else Recorder(method.controller.adaptive)
+        self.log = EvaluationLog(self.counter, None if self.recorder is None else self.recorder.evaluations)
         self.proposal: float | None = None
         self.time = torch.zeros(len(self.ts), dtype=real_dtype(self.y0), device=self.y0.device)
         self.warned = False
+        args = request.tensors[2 : 2 + len(request.inputs.args)]
+        self.field, self.targets = request.inputs.independent(args, self.needs[2:])
+        layout = self.field.layout
+        self.reduction = Reduction(layout, problem.integrals or [False] * len(layout.names))
+        steps = eager_engine(self.field, problem.solver, self.y0, forward.determinism, self.log)
+        self.dense = dense_state(request, steps)
+        computed = [x for x in request.inputs.params if not x.is_leaf] if problem.params is None else None
+        self.system = AdjointSystem(
+            self.field,
+            self.reduction,
+            self.targets,
+            forward.determinism,
+            source=self.dense,
+            integrals_in_state=method.integrals_in_state,
+            with_time=self.needs[1],
+            computed=computed,
+        )
+        self.error = self._error_norm() if method.controller.adaptive else None
+        self.programs = self._find_programs()
+        lowest = [float(torch.as_tensor(x).min()) for x in (method.rtol, method.atol)]
+        evaluate = IntegrandEvaluator(self.system, self.log, self.y0)
+        self.integral = integral(
+            IntegralContext(self.system, method.solver, evaluate, self.programs, *lowest, self.field.eps)
+        )
+        self.engine = self._engine()
+        # Fixed steps have no tolerance to measure with: a hundredth is too much then.
+        allowed = (_number(method.rtol), _number(method.atol)) if method.controller.adaptive else (1e-4, 1e-4)
+        self.drift = ErrorNorm(layout, norms.mixed_per_tensor, *allowed, self.y0)
+        self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
 
     def run(self) -> Gradients:
-        grad_ys = self.cotangents
+        grad_ys = self.request.cotangents[0]
         rows = row_sizes(grad_ys)
         if grad_ys is None or not any(rows):
             return self._nothing(grad_ys)
         if self.problem.throw:
-            check_cotangents(rows, self.call.output_times, "output", self.tally.stats)
-        # The adjoint is linear: at order one the scale of a loss decides no step.
-        self.scale = 1.0 if self.adjoint.fresh else max(rows)
+            check_cotangents(rows, self.forward.output_times, "output", self.counter.stats)
+        # The adjoint is linear: scaled to order one, the scale of a loss does not change the steps.
+        self.scale = 1.0 if self.method.fresh else max(rows)
         self.grads = grad_ys / self.scale
-        self._prepare()
+        if self.request.samples:
+            check_samples(self.request, self.counter)
         try:
             adj = self._solve(list(self._stops(rows)))
         except SolveError as error:
             if error.stats is None:  # else of a solve inside the field
-                error.stats, error.backward = self.tally.stats(), True
+                error.stats, error.backward = self.counter.stats(), True
             raise
         return self._finish(adj)
 
@@ -88,67 +147,42 @@ class BackwardSolve:
         zeros = [torch.zeros_like(x) if need else None for x, need in zip((self.y0, self.ts), self.needs, strict=False)]
         return [*zeros, *[None] * (len(self.needs) - 2)]
 
-    def _prepare(self) -> None:
-        """The adjoint system, its engine, its error norm."""
-        problem, adjoint, flags = self.problem, self.adjoint, self.needs[2:]
-        field, args, params = self.call.independent(self.args, flags[: len(self.args)])
-        self.field = field
-        self.targets = [x for x, need in zip([*args, *params], flags, strict=True) if need]
-        self.reduction = Reduction(field.layout, problem.integrals or [False] * len(field.layout.names))
-        source = adjoint.source(self, self.kept)
-        self.system = AdjointSystem(
-            field,
-            self.reduction,
-            self.targets,
-            source=source,
-            integrals_in_state=adjoint.integrals_in_state,
-            with_time=self.needs[1],
-            audit=self._audit,
-        )
-        self.watch = adjoint.watch(self)
-        self.engine = self._engine(flags)
-        self.watch.engine = self.engine
-        self.places = tuple(adjoint.places(source))
-        rtol, atol = adjoint.tolerances(problem)
-        # Fixed steps have no tolerance to measure with: one in a hundred is too much then.
-        allowed = (_number(rtol), _number(atol)) if self.controller.adaptive else (1e-4, 1e-4)
-        self.drift = ErrorNorm(field.layout, norms.mixed_per_tensor, *allowed, self.y0)
-        self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
+    def _find_programs(self) -> AdjointPrograms | None:
+        """The programs of the adjoint equation, where the forward steps were compiled and these can be."""
+        capture, solver, system = self.forward.capture, self.method.solver, self.system
+        if capture is None or not isinstance(solver, ExplicitRungeKutta) or system.with_time:
+            return None
+        keys, wanted = self.request.inputs.wanted(capture, self.needs[2:])
+        return AdjointPrograms(capture, system, solver, self.error, keys, wanted, self.y0)
 
-    def _engine(self, flags: Sequence[bool]) -> AdjointEngine:
-        """What takes the steps: compiled, where the forward ones were."""
-        forward, system = self.call.forward, self.system
-        self.error = self._error_norm(*self.adjoint.tolerances(self.problem)) if self.controller.adaptive else None
-        log = None if self.recorder is None else self.recorder.evaluations
-        given = system, self.watch, self.solver, self.y0, forward.purity, self.tally, log
-        if forward.capture is None or not isinstance(self.solver, ExplicitRungeKutta) or system.with_time:
-            return AdjointEngine(*given)
-        keys, wanted = self.call.wanted(flags)
-        programs = AdjointPrograms(forward.capture, system, self.solver, self.error, keys, wanted, self.y0)
-        self.watch.compiled = programs
-        return FusedAdjoint(*given, programs=programs, times=self.needs[1])
+    def _engine(self) -> Engine:
+        """What takes the steps: compiled where there are programs, with eager steps to fall back to."""
+        solver, system, integral, log = self.method.solver, self.system, self.integral, self.log
+        evaluate = eager = AdjointEvaluator(system, integral, log)
+        if self.programs is not None:
+            evaluate = CompiledAdjointEvaluator(self.programs, system, integral, eager, log, self.needs[1])
+        step = AdjointStepper(solver, evaluate, EagerStepper(solver, evaluate, self.error is not None), integral)
+        if self.programs is not None:
+            step = CompiledAdjointStepper(solver, self.programs, system, integral, evaluate, step, log)
+        return Engine(solver, system.layout(self.y0), self.counter, evaluate, step)
 
-    def _error_norm(self, rtol: float | Tensor, atol: float | Tensor) -> ErrorNorm:
+    def _error_norm(self) -> ErrorNorm:
         layout = self.system.layout(self.y0)
         like = self.y0.new_empty(sum(shape.numel() for shape in layout.shapes))
         tolerances = []
-        for value in map(_number, (rtol, atol)):
+        for value in map(_number, (self.method.rtol, self.method.atol)):
             if isinstance(value, Tensor):
                 own = self.reduction.reduce(value.expand(self.y0.shape))
                 front = [own.min().reshape(1)] if self.system.with_time else []
                 rest = like.numel() - 2 * own.numel() - len(front)
                 value = torch.cat([*front, own, own, own.min().expand(rest)])
             tolerances.append(value)
-        return ErrorNorm(layout, self.adjoint.backward_norm, tolerances[0], tolerances[1], like)
-
-    def _audit(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-        if self.problem.params is None:
-            check_captures(values, known, [x for x in self.call.params if not x.is_leaf])
+        return ErrorNorm(layout, self.method.norm, tolerances[0], tolerances[1], like)
 
     def _stops(self, rows: Sequence[float]) -> Iterator[Stop]:
         """Output times with a cotangent, the last first. The value at the start is y0 itself: no stop."""
         begin = 0 if self.problem.save == "last" else 1
-        times = self.call.output_times
+        times = self.forward.output_times
         stop: Stop | None = None
         for row in range(len(times) - 1, begin - 1, -1):
             if not rows[row]:
@@ -185,47 +219,58 @@ class BackwardSolve:
 
     def _outgrown(self, before: Tensor, after: Tensor) -> bool:
         """Whether a_z has grown so much that the steps taken so far say nothing about those to come."""
-        if self.adjoint.fresh or self.error is None:
-            return self.adjoint.fresh
+        if self.method.fresh or self.error is None:
+            return self.method.fresh
         # Of the leaves that are solved for; nothing as large as the parameters is touched.
         parts = [self.reduction.restore(self.reduction.reduce(a), torch.zeros_like(a)) for a in (before, after)]
         sizes = [self.drift.size(a, a) for a in parts]
         return sizes[1] > GROWTH * sizes[0]
 
     def _totals(self) -> Sequence[Tensor | None]:
-        return self.watch.total.values
+        return self.integral.total.values
 
     def _interval(self, stop: Stop, end: float, z: Tensor, a: Tensor, renew: bool) -> tuple[Tensor, Tensor]:
         """Solve from one stop to the next time; z and a_z there."""
-        fresh = self.adjoint.fresh
+        method, engine = self.method, self.engine
         w = self.system.pack(z, a, self.a_t, self._totals())
-        times = (stop.t, end)
-        controller = self.controller
-        pace = Pace(controller, self.order, times, self.problem.jumps, real_dtype(z), not fresh, self.places)
-        k1 = self.engine.start_slope(pace.plan(1.0), w)
+        times, places = (stop.t, end), () if self.dense is None else self.dense.places
+        schedule = Schedule(
+            method.controller, self.order, times, self.problem.jumps, real_dtype(z), not method.fresh, places
+        )
+        memory = method.solver.start(w)
+        k1 = engine.start_slope(schedule.plan(1.0), w, memory)
         if self.needs[1]:
             w = self._time_at(stop, w)
-        proposal = self.adjoint.first_step(self, stop.t) if renew else self.proposal
-        if proposal is not None and controller.adaptive:
-            pace.begin(proposal)
-        if pace.unset:
+        proposal = self._first_step(stop.t) if renew else self.proposal
+        if proposal is not None and method.controller.adaptive:
+            schedule.begin(proposal)
+        if schedule.unset:
             assert self.error is not None
-            select_first_step(self.engine, pace, w, k1, self.error, self.order)
-        observers: list[Observer] = [self.tally, self.watch]
+            select_first_step(engine, schedule, w, k1, self.error, self.order)
+        observers: list[Observer] = [self.counter, self.integral]
         observers += [] if self.recorder is None else [self.recorder]
         sampler = Sampler(AtTimes(times), [w])
-        if fresh:
-            self.watch.end = end
+        if method.fresh:
+            self.integral.end = end
             observers.append(sampler)
-        w = integrate(self.engine, pace, w, observers, k1=k1, error=self.error, max_steps=self.max_steps)
-        if fresh:
+        memory = method.solver.with_slope(memory, k1)
+        limits = {"error": self.error, "max_steps": method.max_steps}
+        w, _ = integrate(engine, schedule, w, observers, memory=memory, **limits)
+        if method.fresh:
             w = sampler.stacked(w)[-1]
-        self.proposal = pace.carried
+        self.proposal = schedule.carried
         a_t, sums = self.system.integrals(w)
         self.a_t = self.a_t if a_t is None else a_t
         if self.system.integrals_in_state:
-            self.watch.total.values = sums
+            self.integral.total.values = sums
         return self.system.unpack(w, end)
+
+    def _first_step(self, t: float) -> float | None:
+        """The forward solve knows how fast things change at a time, if it was kept; otherwise probe."""
+        controller = self.method.controller
+        if self.dense is None or not controller.adaptive or controller.first()[0] is not None:
+            return None
+        return self.dense.first_step(t)
 
     def _time_at(self, stop: Stop, w: Tensor) -> Tensor:
         """∂L/∂tᵢ = gᵢᵀf(tᵢ, zᵢ); the published method lets a_t, which then steers, take it up."""
@@ -241,10 +286,9 @@ class BackwardSolve:
 
     def _time_at_start(self, adj: Tensor, stops: Sequence[Stop]) -> None:
         """∂L/∂t₀ = −a_z(t₀)ᵀf(t₀, y₀), which holds with jumps too, and needs no integral."""
-        forward = self.call.forward
-        log = None if self.recorder is None else self.recorder.evaluations
-        engine = Eager(self.field, self.problem.solver, self.y0, forward.purity, self.tally, None, log)
-        f = engine.start_slope(forward.start(), engine.lift(self.y0)).reshape(-1)
+        forward, solver = self.forward, self.problem.solver
+        engine = eager_engine(self.field, solver, self.y0, forward.determinism, self.log)
+        f = engine.start_slope(forward.start_plan(), self.y0, solver.start(self.y0)).reshape(-1)
         self.time[0] -= torch.vdot(adj.reshape(-1), f).real
         for row in (row for stop in stops for row in stop.rows):
             index = self._moves_with(row)
@@ -257,7 +301,7 @@ class BackwardSolve:
             return row
         if self.problem.save == "last":
             return len(self.ts) - 1
-        plan = self.call.forward.plans[row - 1]
+        plan = self.forward.plans[row - 1]
         return len(self.ts) - 1 if plan.final else 0 if plan.end_floats else None
 
     def _check_drift(self, z: Tensor, reference: Tensor, t: float) -> None:
@@ -268,12 +312,13 @@ class BackwardSolve:
         drift = self.drift.size(z - reference, reference)
         if not drift <= DRIFT:
             self.warned = True
-            warn_of_drift(self.adjoint.name, drift, t)
+            warn_of_drift(self.method.name, drift, t)
 
     def _report(self, vjp_y: int = 0, vjp_params: int = 0, params_error: float | None = None) -> None:
-        self.call.backward_stats[:] = [self.tally.stats(vjp_y, vjp_params, params_error)]
-        if self.call.backward_record is not None and self.recorder is not None:
-            self.call.backward_record[:] = [self.recorder.record()]
+        report = self.forward.report
+        report.stats = self.counter.stats(vjp_y, vjp_params, params_error)
+        if self.recorder is not None:
+            report.record = self.recorder.record()
 
     def _finish(self, adj: Tensor) -> Gradients:
         totals = self._totals()
@@ -283,20 +328,21 @@ class BackwardSolve:
                     raise NonFiniteState(
                         f"the gradient with respect to {what} became NaN or infinite",
                         t=self.problem.times[0],
-                        stats=self.tally.stats(),
+                        stats=self.counter.stats(),
                         backward=True,
                     )
-        self._report(self.system.vjp_y, self.system.vjp_params, self.watch.params_error)
-        scaled = [None if x is None else x.mul_(self.scale) for x in totals]  # ours, and large
+        self._report(self.system.vjp_y, self.system.vjp_params, self.integral.error)
+        scaled = [None if x is None else x.mul_(self.scale) for x in totals]  # in place: they are large
         time = self.time * self.scale if self.needs[1] else None
-        return self.call.gradients(self.needs, self.ts, self.args, adj * self.scale, time, scaled)
+        return self.request.inputs.gradients(self.request, adj * self.scale, time, scaled)
 
 
 def warn_of_drift(name: str, drift: float, t: float) -> None:
     warn(
-        f"{name}: the state recovered at t = {t:g} on the way back is {drift:.3g} tolerances away from the one that "
-        "was there on the way forth, so the gradient is not to be trusted. Solving backwards is unstable where the "
-        "solution contracts: use sn.Replay() or sn.Interpolating(), or tighter tolerances or smaller steps.",
+        f"{name}: on the backward pass, the state recovered at t = {t:g} differs from the forward state by {drift:.3g} "
+        "tolerances. The gradient may be wrong by about as much, relative to an accurate one; compare it with that of "
+        "sn.Replay(). Solving backwards is unstable where the solution contracts: use sn.Replay() or "
+        "sn.Interpolating(), or tighter tolerances or smaller steps.",
         DriftWarning,
     )
 

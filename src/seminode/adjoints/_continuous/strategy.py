@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ... import norms
-from ..._field import checks as arguments
+from ..._field import checks
 from ..._field.pytree import real_dtype
+from ..._stepping.engine import Engine
 from ..._stepping.problem import Problem
 from ...controllers import Controller, PrescribedSteps
 from ...norms import Norm
-from ...solvers import Solver
-from .._autograd import Asked, FunctionAdjoint, Gradients
-from .solve import BackwardSolve
+from ...solvers.base import Solver
+from ...solvers.reversible import ReversibleSolver
+from .._autograd import BackwardRequest, FunctionAdjoint, Gradients
+from .dense_state import DenseState
+from .parameter_integral import ParameterIntegral
+from .solve import BackwardSolve, IntegralContext, Method
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ContinuousAdjoint(FunctionAdjoint):
-    """What adjoints that solve the adjoint equation have in common.
+    """An adjoint that solves the adjoint equation, with options for its backward solve.
+
+    To write one, provide `tape` (what the forward pass keeps), `integral` (how the parameter integral is computed) and,
+    if the state is not solved backwards, `dense_state` (where it comes from instead).
 
     Arguments:
         rtol, atol: tolerances of the backward solve: a number, or a structure like y0; by default the forward ones.
@@ -41,11 +47,11 @@ class ContinuousAdjoint(FunctionAdjoint):
 
     def __post_init__(self) -> None:
         if self.solver is not None:
-            object.__setattr__(self, "solver", arguments.check_solver(self.solver))
+            object.__setattr__(self, "solver", checks.check_solver(self.solver))
         if self.controller is not None and not isinstance(self.controller, Controller):
-            raise TypeError(f"controller: expected a Controller, found {arguments.found(self.controller)}")
+            raise TypeError(f"controller: expected a Controller, found {checks.described(self.controller)}")
         if self.max_steps is not None:
-            arguments.check_count("max_steps", self.max_steps)
+            checks.check_count("max_steps", self.max_steps)
 
     def __repr__(self) -> str:
         given = [f"{x.name}={getattr(self, x.name)!r}" for x in fields(self) if getattr(self, x.name) != x.default]
@@ -57,8 +63,8 @@ class ContinuousAdjoint(FunctionAdjoint):
                 f"dense: {self.name} gives gradients of outputs at times, not of the polynomials between them; pass "
                 "adjoint=sn.Replay(), or ask for the times you need in ts"
             )
-        solver, controller = self.method(problem)
-        if solver.paired:
+        solver, controller = self.backward_method(problem)
+        if isinstance(solver, ReversibleSolver):
             raise ValueError(
                 f"adjoint: {self.name} cannot take its own steps with solver {solver.name!r}, whose two coupled copies "
                 f"are made for sn.Reversible(); pass {self.name}(solver='dopri5')"
@@ -75,24 +81,24 @@ class ContinuousAdjoint(FunctionAdjoint):
             )
         self.tolerances(problem)
 
-    def method(self, problem: Problem) -> tuple[Solver, Controller]:
+    def backward_method(self, problem: Problem) -> tuple[Solver, Controller]:
         """Solver and controller of the backward solve."""
         solver = problem.solver if self.solver is None else self.solver
         assert isinstance(solver, Solver)
-        return solver, arguments.check_controller(self.controller or problem.controller, solver)
+        return solver, checks.check_controller(self.controller or problem.controller, solver)
 
     def tolerances(self, problem: Problem) -> tuple[float | Tensor, float | Tensor]:
         """rtol and atol of the backward solve: numbers, or flat like the state."""
         layout, y0 = problem.field.layout, problem.y0
         like = layout.unpack(y0.detach())
-        defaults: tuple[Any, Any] = arguments.DEFAULT_TOLERANCES[real_dtype(y0)]
+        defaults: tuple[Any, Any] = checks.DEFAULT_TOLERANCES[real_dtype(y0)]
         if problem.error is not None:
             defaults = problem.error.rtol, problem.error.atol
-        if not self.method(problem)[1].adaptive:
+        if not self.backward_method(problem)[1].adaptive:
             for name, value in (("rtol", self.rtol), ("atol", self.atol)):
                 if value is not None:
                     raise ValueError(f"{name}: does nothing on a backward pass with fixed steps")
-        return arguments.check_tolerances(self.rtol, self.atol, defaults, like, layout, y0)
+        return checks.check_tolerances(self.rtol, self.atol, defaults, like, layout, y0)
 
     @property
     def backward_norm(self) -> Norm:
@@ -105,26 +111,25 @@ class ContinuousAdjoint(FunctionAdjoint):
 
     @property
     def integrals_in_state(self) -> bool:
+        """Whether a_θ and a_t are part of the solver's state."""
         return False
 
-    def source(self, solve: BackwardSolve, kept: Sequence[Tensor]) -> Callable[[float], Tensor] | None:
-        """Where z comes from, if it is not solved for."""
+    def dense_state(self, request: BackwardRequest, engine: Engine) -> DenseState | None:
+        """Where z comes from, if it is not solved for; `engine` takes steps of the forward solve again."""
         return None
-
-    def first_step(self, solve: BackwardSolve, t: float) -> float | None:
-        """The first step of the backward solve; `None` to have it selected."""
-        return None
-
-    def places(self, source: Any) -> Sequence[float]:
-        """Times on which the backward solve must land besides."""
-        return ()
 
     @abstractmethod
-    def watch(self, solve: BackwardSolve) -> Any:
-        """What makes the parameter integral: a `StageWatch` that is an observer."""
+    def integral(self, context: IntegralContext) -> ParameterIntegral:
+        """How the parameter integral is computed."""
 
-    def backward(self, asked: Asked) -> Gradients:
-        return BackwardSolve(self, asked).run()
+    def backward(self, request: BackwardRequest) -> Gradients:
+        problem = request.forward.problem
+        solver, controller = self.backward_method(problem)
+        rtol, atol = self.tolerances(problem)
+        max_steps = self.max_steps or problem.max_steps
+        options = self.backward_norm, self.fresh, self.integrals_in_state, max_steps
+        method = Method(self.name, solver, controller, rtol, atol, *options)
+        return BackwardSolve(request, method, self.dense_state, self.integral).run()
 
 
 def refuse_coarse_polynomials(name: str, solver: Solver) -> None:

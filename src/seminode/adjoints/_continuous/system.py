@@ -1,31 +1,28 @@
-"""The adjoint equation as an ordinary system for the one loop, and what becomes of its plain integrals.
+"""The adjoint equation as an ordinary system for the one loop.
 
     z′ = f(t, z),    a_z′ = −a_zᵀ ∂f/∂z,    a_θ′ = −a_zᵀ ∂f/∂θ,    a_t′ = −a_zᵀ ∂f/∂t
 
-Only z and a_z are read on the right-hand sides. a_θ and a_t are integrals: they may be part of the solver's state, as
-in the published method, or be summed up beside it.
+The right-hand sides read z and a_z only. a_θ and a_t are plain integrals: they may be part of the solver's state, as
+in the published method, or be summed beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._field.determinism import Purity
+from ..._field.capture import check_accounted
+from ..._field.determinism import Determinism
 from ..._field.field import Field
 from ..._field.pytree import Layout, flatten, real_dtype
-from ..._stepping.engine import Eager
-from ..._stepping.observers import Tally
-from ..._stepping.problem import Plan
 from ...norms import AdjointState
-from ...solvers import Solver
 
 
 class Integrand(NamedTuple):
-    """An evaluation of the field whose graph is kept, to be pulled back to the parameters later."""
+    """An evaluation of the field whose graph is kept, for its VJP with respect to the parameters."""
 
     f: Tensor
     a: Tensor
@@ -34,8 +31,8 @@ class Integrand(NamedTuple):
 class Reduction:
     """The part of a state that is an ODE: all leaves but those that are only integrals.
 
-    The adjoint of an integral leaf is constant, since nothing reads the leaf, and its value is of no use on the way
-    back: neither is solved for.
+    The adjoint of an integral leaf is constant, since nothing reads the leaf, and the backward pass does not need its
+    value: neither is solved for.
     """
 
     def __init__(self, layout: Layout, integrals: Sequence[bool]):
@@ -67,8 +64,11 @@ class AdjointSystem:
     """The right-hand side of the adjoint equation over one flat vector.
 
     The vector holds a_t, z, a_z and a_θ in this order; a_t and a_θ only if `integrals_in_state`. With a `source`, a
-    function of time, the field sees z from there. Its integral is kept all the same: a_z may be easy to solve for where
-    z moves fast, and steps that are too long for z are too long for the parameter integral.
+    function of time, the field sees z from there. The solver integrates z all the same: a_z may be easy to solve for
+    where z moves fast, and steps that are too long for z are too long for the parameter integral.
+
+    With `computed`, the captured tensors that were computed, every evaluation is checked for tensors that nobody
+    differentiates; `None` leaves that check out.
     """
 
     def __init__(
@@ -76,21 +76,23 @@ class AdjointSystem:
         field: Field,
         reduction: Reduction,
         targets: Sequence[Tensor],
+        determinism: Determinism,
         *,
         source: Callable[[float], Tensor] | None = None,
         integrals_in_state: bool = False,
         with_time: bool = False,
-        audit: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
+        computed: Sequence[Tensor] | None = None,
     ):
         self.field = field
         self.targets = list(targets)
+        self._determinism = determinism
         self.source = source
         self.integrals_in_state = integrals_in_state
         self.with_time = with_time and integrals_in_state
         self.vjp_y = self.vjp_params = 0
         self.f: Tensor | None = None  # of the latest evaluation
         self.reduction = reduction
-        self._audit = audit
+        self._computed = computed
         self.z = self.a = torch.empty(0)  # whole, for the leaves that are not solved for
 
     def layout(self, like: Tensor) -> Layout:
@@ -112,7 +114,7 @@ class AdjointSystem:
         return Layout(node, tuple(found), tuple(leaf.shape for _, leaf in leaves))
 
     def pack(self, z: Tensor, a: Tensor, a_t: Tensor | None, totals: Sequence[Tensor | None]) -> Tensor:
-        """The vector, from whole states; what is not solved for is remembered."""
+        """The vector, from whole states; the leaves that are not solved for are remembered."""
         self.z, self.a = z, a
         parts = [self.reduction.reduce(z), self.reduction.reduce(a)]
         if self.with_time:
@@ -153,7 +155,7 @@ class AdjointSystem:
     def slope(
         self, t: float, w: Tensor, params: bool, keep: bool = False
     ) -> tuple[Tensor, list[Tensor | None], Integrand | None]:
-        """The slope of the vector; with `params` also aᵀ∂f/∂θ, with `keep` the means to get that later."""
+        """The slope of the vector; with `params` also aᵀ∂f/∂θ, with `keep` what it takes to compute that later."""
         params = params or self.integrals_in_state
         z, a = self.unpack(w, t)
         z, time, f = self.evaluate(t, z)
@@ -188,23 +190,30 @@ class AdjointSystem:
 
     def evaluate(self, t: float, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z and t as leaves, and the field there with its graph."""
+        if self._determinism.stateful:
+            self._determinism.prepare()
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             time = torch.full((), t, dtype=real_dtype(z), device=z.device, requires_grad=self.with_time)
             f = self.field(time, z)
-        if self._audit is not None:
-            audit, self._audit = self._audit, None
-            audit([f], [z, time, *self.targets])
+        if self._computed is not None:
+            check_accounted([f], [z, time, *self.targets], self._computed)
         return z, time, f
 
-    def evaluate_batch(self, times: Tensor, zs: Tensor, purity: Purity) -> Tensor:
+    def evaluate_batch(self, times: Tensor, zs: Tensor) -> Tensor:
         """The field at several times, with its graph."""
-        if purity.impure:
-            purity.prepare()
+        if self._determinism.stateful:
+            self._determinism.prepare()
         with torch.enable_grad():
             return torch.func.vmap(self.field, randomness="same")(times, zs)
 
-    def pull_params(self, integrand: Integrand, count: int = 1) -> list[Tensor | None]:
+    def count_vjps(self, y: int, params: int) -> None:
+        """VJPs that a program has computed."""
+        self.vjp_y += y
+        if self.targets:
+            self.vjp_params += y if self.integrals_in_state else params
+
+    def params_vjp(self, integrand: Integrand, count: int = 1) -> list[Tensor | None]:
         """aᵀ∂f/∂θ from an evaluation, or the sum over a batch of them."""
         self.vjp_params += count
         if not integrand.f.requires_grad or not self.targets:
@@ -216,91 +225,3 @@ def _like(x: Tensor, state: Tensor) -> Tensor:
     """A gradient in the dtype of the state; a complex one beside a real state as pairs."""
     x = x.detach()
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() and not state.is_complex() else x).to(state.dtype)
-
-
-class StageWatch:
-    """Told of every evaluation that an adjoint step makes, and asked what else is wanted of it.
-
-    Where steps are compiled it is told what became of all of them at once.
-    """
-
-    compiled: Any = None  # the programs, where steps are
-
-    def open(self, plan: Plan) -> None:
-        """A step is about to be tried; its first slope is known."""
-
-    def wanted(self, stage: int | None) -> tuple[bool, bool]:
-        """Whether to pull this evaluation back to the parameters now, and whether to keep its graph for later.
-
-        Stage 0 is the first slope of a step, the number of stages stands for the end slope, `None` for an evaluation
-        that belongs to no step.
-        """
-        return False, False
-
-    def take(self, stage: int | None, grads: Sequence[Tensor | None], kept: Integrand | None) -> None:
-        """What was wanted."""
-
-    def weights(self) -> Sequence[float]:
-        """Of the stages after the first, in the sum that a compiled step makes of their gradients."""
-        return ()
-
-    def fold(self, folded: Any) -> None:
-        """What a compiled step has made of its gradients."""
-
-
-class AdjointEngine(Eager):
-    """Runs steps of an adjoint system."""
-
-    def __init__(
-        self,
-        system: AdjointSystem,
-        watch: StageWatch,
-        solver: Solver,
-        like: Tensor,
-        purity: Purity,
-        tally: Tally,
-        log: list[float] | None,
-    ):
-        super().__init__(system.field, solver, like, purity, tally, None, log)
-        self.system = system
-        self.layout = system.layout(like)
-        self._watch = watch
-        self._stage: int | None = None
-
-    def _evaluate(self, t: float, y: Tensor, shift: Tensor | None) -> Tensor:
-        stage = self._stage
-        now, later = self._watch.wanted(stage)
-        k, grads, kept = self.system.slope(t, y, now, later)
-        self._watch.take(stage, grads if now else [], kept)
-        if stage is not None:
-            self._stage = stage + 1
-        return k
-
-    def integrand(self, t: float, z: Tensor, a: Tensor) -> Integrand:
-        """An evaluation that belongs to no step, to be pulled back to the parameters."""
-        self._count([t])
-        return Integrand(self.system.evaluate(t, z)[2], a)
-
-    def integrands(self, times: Sequence[float], zs: Sequence[Tensor]) -> Tensor:
-        """The field at several times and states in one vectorised call, stacked."""
-        t = torch.tensor(times, dtype=self._dtype, device=self._device)
-        f = self.system.evaluate_batch(t, torch.stack(list(zs)), self._purity)
-        self._count(times, prepare=False)
-        return f
-
-    def count_nodes(self, times: Sequence[float]) -> None:
-        """Evaluations that belong to no step and were pulled back to the parameters."""
-        self._count(times, prepare=False)
-        self.system.vjp_params += len(times)
-
-    def start_slope(self, plan: Plan, y: Tensor) -> Tensor:
-        self._stage = 0
-        k = super().start_slope(plan, y)
-        self._stage = None
-        return k
-
-    def step(self, plan: Plan, y0: Tensor, k1: Tensor | None) -> Any:
-        k1 = self.start_slope(plan, y0) if k1 is None else k1
-        self._watch.open(plan)
-        self._stage = 1
-        return super().step(plan, y0, k1)

@@ -1,31 +1,34 @@
-"""What adjoints share: looking at cotangents, and the pull-back of one step."""
+"""The VJP of one step that is taken again, and what it takes to compute it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._field.pytree import real_dtype
-from ..._stepping.engine import Eager
+from ..._stepping.engine import Engine
 from ..._stepping.interpolation import weights_at
-from ..._stepping.observers import Outputs
-from ..._stepping.problem import Plan, Stats
+from ..._stepping.observers import Outputs, State
+from ..._stepping.schedule import Plan
+from ..._stepping.step import Step
 from ...errors import NonFiniteState
-from ...solvers import Solver
+from ...solution import Stats
+from ...solvers.base import Solver
 
 
 def row_sizes(grad: Tensor | None) -> list[float]:
-    """The largest magnitude in every row: zero where there is nothing to pull back."""
+    """The largest magnitude in every row: zero where there is nothing to backpropagate."""
     if grad is None or len(grad) == 0:
         return []
-    return grad.flatten(1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
+    return grad.reshape(len(grad), -1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
 
 
 def check_cotangents(sizes: Sequence[float], times: Sequence[float], what: str, stats: Callable[[], Stats]) -> None:
-    """Refuse what the loss handed us if it is not finite, before any work is done."""
+    """Refuse non-finite gradients of the loss before any work is done."""
     if not all(map(math.isfinite, sizes)):
         i = next(i for i, size in enumerate(sizes) if not math.isfinite(size))
         message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
@@ -66,47 +69,53 @@ class TimeGradient:
             self.total[low : low + len(out)] += out
 
 
-def pull_back(
-    engine: Eager,
+class StepCotangents(NamedTuple):
+    """Cotangents of a step: of what it leads to, of the outputs inside of it, and of its polynomial."""
+
+    after: Sequence[Tensor | None]
+    outputs: Tensor | None
+    coefficients: Tensor | None
+
+
+class StepGradients(NamedTuple):
+    """Gradients of a step: for what it starts from, for its times (start, end, outputs) and for the targets."""
+
+    before: list[Tensor | None]
+    times: list[Tensor | None]
+    targets: list[Tensor | None]
+
+
+def step_vjp(
+    engine: Engine,
     plan: Plan,
-    y: Tensor,
+    before: State,
     outputs: Outputs,
     bounds: tuple[int, int],
-    cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
+    cotangents: StepCotangents,
     targets: Sequence[Tensor],
     shifts: StepShifts | None,
-    audit: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
-) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
-    """Take a step again and pull cotangents back through it: those of y1, of the outputs inside, of its polynomial.
+    check: Callable[[Step, Sequence[Tensor], Sequence[Tensor]], None],
+) -> StepGradients:
+    """Take a step again and backpropagate through it.
 
-    Returns the gradients for y, for the shifts (start, end, outputs) and for the targets. `audit` may look at the
-    values and at the leaves that they are known to depend on.
+    `check` may look at the step, at its values and at the leaves that they are known to depend on.
     """
-    adj_y1, adj_outputs, adj_coefficients = cotangents
-    engine.handed = None if audit is None else []
     with torch.enable_grad():
-        y = y.detach().requires_grad_()
-        step = engine.step(plan, y, None)
-        values: list[Tensor] = []
-        if adj_y1 is not None:
-            values.append(step.end)
-        if adj_outputs is not None:
-            values.append(outputs.of(step, *bounds, shifts))
-        if adj_coefficients is not None:
-            values.append(step.coefficients())
-    del step  # its slopes are held by the graph alone, which frees them as it is pulled back
+        before = tuple(x.detach().requires_grad_() for x in before)
+        step = engine.step(plan, before[0], engine.solver.recall(before[1:]))
+        pairs = [(x, c) for x, c in zip(step.after, cotangents.after, strict=True) if c is not None]
+        if cotangents.outputs is not None:
+            pairs.append((outputs.of(step, *bounds, shifts), cotangents.outputs))
+        if cotangents.coefficients is not None:
+            pairs.append((step.coefficients(), cotangents.coefficients))
+    values, weights = zip(*pairs, strict=True)
     times = [] if shifts is None else [shifts.start, shifts.end, shifts.out]
-    leaves = [y, *times, *targets]
-    if audit is not None:
-        audit(values, [*leaves, *(engine.handed or ())])
-    grads = torch.autograd.grad(
-        values,
-        leaves,
-        [c for c in cotangents if c is not None],
-        allow_unused=True,
-    )
-    split = 1 + len(times)
-    return grads[0], list(grads[1:split]), list(grads[split:])
+    leaves = [*before, *times, *targets]
+    check(step, values, leaves)
+    del step, pairs  # the slopes are held by the graph alone, which frees them while it is differentiated
+    grads = torch.autograd.grad(values, leaves, weights, allow_unused=True)
+    first, second = len(before), len(before) + len(times)
+    return StepGradients(list(grads[:first]), list(grads[first:second]), list(grads[second:]))
 
 
 def spread(
@@ -119,7 +128,7 @@ def spread(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Cotangents of a step's end, its start and its slopes, from those of its end and of the outputs in it.
 
-    An output inside a step is y0 + dt·Σ bᵢ(x)·kᵢ, so that its pull-back is a combination too.
+    An output inside a step is y0 + dt·Σ bᵢ(x)·kᵢ, so that its VJP is a combination too.
     """
     if adj_outputs is None:
         return adj, None, None

@@ -1,44 +1,81 @@
-"""The backward pass of a replayed solve, and its derivative."""
+"""The backward pass over the accepted steps: each is taken again, the last one first, and differentiated."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..._compile.engine import warn_of
+from ..._compile.engine import compiled_engine, warn_not_compiled
 from ..._compile.graph import NotCompiled
-from ..._compile.programs import no_sums, pull_program
-from ..._field.capture import check_captures
+from ..._compile.programs import no_sums, vjp_program
+from ..._field.capture import check_accounted
+from ..._field.determinism import SameAnswers
 from ..._field.field import Field
 from ..._field.pytree import is_finite
-from ..._stepping.engine import Eager, TimeShifts
+from ..._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog
 from ..._stepping.loop import integrate
-from ..._stepping.observers import Observer, Tally
-from ..._stepping.problem import Plan, Problem, Record
-from ..._stepping.schedule import RecordedPace
+from ..._stepping.observers import Counter, Observer, State
+from ..._stepping.problem import Problem
+from ..._stepping.schedule import Plan, RecordedSchedule
+from ..._stepping.step import Step, TimeShifts
 from ...errors import NonFiniteState
-from .._autograd import Asked, Gradients, leaf_of
-from .._continuous.parameter_integral import Sums
+from ...solution import Record
+from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_samples
+from .._sums import Sums
 from ..base import ForwardPass, outputs_of
-from .step_vjp import StepShifts, TimeGradient, check_cotangents, pull_back, row_sizes, spread
+from .step_vjp import (
+    StepCotangents,
+    StepGradients,
+    StepShifts,
+    TimeGradient,
+    check_cotangents,
+    row_sizes,
+    spread,
+    step_vjp,
+)
+
+
+class DiscreteAdjoint(FunctionAdjoint):
+    """An adjoint that differentiates the steps that were taken.
+
+    To write one, provide `refuse`, `tape` and `states(request)`: where the state before each step comes from.
+    """
+
+    samples = False
+
+    @abstractmethod
+    def states(self, request: BackwardRequest) -> States: ...
+
+    def backward(self, request: BackwardRequest) -> Gradients:
+        return Sweep(request, self.states(request)).run()
+
+    def frozen(self, request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
+        return frozen_solve(request)
 
 
 class States(ABC):
-    """Where the state before each step comes from, on the way back. Asked with falling j."""
+    """Where the state before each step comes from on a backward pass. Asked with falling j."""
+
+    #: Whether the states are those of the forward pass to the last bit, so that steps must arrive at them.
+    exact: ClassVar[bool] = True
 
     @abstractmethod
-    def before(self, j: int, sweep: Sweep) -> Tensor:
-        """What the solver carried before step j."""
+    def before(self, j: int, sweep: Sweep) -> State:
+        """The state before step j, and what the solver carries beside it."""
 
-    def pull_back(self, j: int, sweep: Sweep, adj: Tensor) -> tuple[Tensor, list[Tensor | None]] | None:
-        """Pull back through step j, which holds no output, in a way of its own; `None` if there is none."""
+    def after(self, j: int) -> State | None:
+        """The same after step j, where it was kept."""
+        return None
+
+    def own_vjp(self, j: int, sweep: Sweep, adj: State) -> StepGradients | None:
+        """The VJP of step j, which holds no output, where there is a special one."""
         return None
 
     def finish(self, sweep: Sweep) -> None:  # noqa: B027
@@ -46,209 +83,270 @@ class States(ABC):
 
 
 class SparseStates(States):
-    """Every k-th state was kept; those between are computed again, a segment at a time."""
+    """Every k-th state was kept, and the last one; those between are computed again, a segment at a time."""
 
-    def __init__(self, kept: Sequence[Tensor], every: int):
-        self._kept = kept
-        self._every = every
-        self._segment: list[Tensor] = []
+    def __init__(self, kept: Sequence[Tensor], every: int, steps: int):
+        stored = (steps + every - 1) // every + 1  # with the state after the last step
+        width = len(kept) // stored if steps else 1
+        self._kept = [tuple(kept[i : i + width]) for i in range(0, len(kept), width)]
+        self._every, self._steps = every, steps
+        self._segment: list[State] = []
 
-    def before(self, j: int, sweep: Sweep) -> Tensor:
+    def before(self, j: int, sweep: Sweep) -> State:
         index, offset = divmod(j, self._every)
         if len(self._segment) != offset + 1:
             self._segment = sweep.states_between(index * self._every, j, self._kept[index])
         return self._segment.pop()
 
+    def after(self, j: int) -> State | None:
+        if j == self._steps - 1:
+            return self._kept[-1]
+        return self._kept[(j + 1) // self._every] if (j + 1) % self._every == 0 else None
+
 
 class Sweep:
     """The backward pass of a replayed solve."""
 
-    def __init__(self, asked: Asked, states: States):
-        self.call = call = asked.call
+    def __init__(self, request: BackwardRequest, states: States):
+        self.request = request
+        self.forward = forward = request.forward
         self.states = states
-        self.plans = call.forward.plans
-        self.problem: Problem = call.forward.problem
-        self.y0, self.ts = asked.inputs[:2]
-        self.args = asked.inputs[2 : 2 + call.n_args]
-        self.needs = asked.needs
-        self.grads = asked.grads
-        self.tally = Tally()
-        self.evaluations: list[float] | None = None if call.backward_record is None else []
+        self.plans: Sequence[Plan] = forward.plans
+        self.problem: Problem = forward.problem
+        self.y0, self.ts = request.tensors[:2]
+        self.needs, self.grads = request.needs, request.cotangents
+        self.counter = Counter()
+        self.log = EvaluationLog(self.counter, None if forward.recorder is None else [])
         self.taken: list[Plan] = []
-        self.pulled = 0  # evaluations that were pulled back; with every > 1 others are made, to get there
+        self.differentiated = 0  # evaluations with a VJP; others are made only to recover states
+        self.capture = forward.capture
+        self._expected: State | None = None  # what the next step must arrive at
 
     def run(self) -> Gradients:
         """Step by step, from the end to the start."""
         grad_ys, grad_coefficients = self.grads
         if grad_ys is None and grad_coefficients is None:
             return [None] * len(self.needs)
-        self._prepare_compiled()
-        self.sums = Sums(sum(self.needs[2:]))
-        self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
-        self.outputs, first = outputs_of(self.problem)
-        self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
-        self._check_cotangents()
-        adj: Tensor | None = None
+        self._prepare(grad_ys, grad_coefficients)
+        adj: State | None = None
         for j in range(len(self.plans) - 1, -1, -1):
+            if adj is None and self._holds_cotangent(j):
+                self._recognise(j)
             if adj is not None or self._holds_cotangent(j):
                 adj = self._step(j, adj)
+        self._same.finish(self.problem.times[0])
         self.states.finish(self)
         if self.capture is not None:
             self.sums.absorb(Sums.of(self.by_target(self.compiled)))
-        if adj is not None and self.problem.solver.paired:
-            adj = adj.sum(0)  # both copies began as y0
-        if grad_ys is not None and first and (adj is None or any(self.rows[0][: len(first)])):
-            direct = grad_ys[: len(first)].sum(0)
-            adj = direct if adj is None else adj + direct
-        if grad_coefficients is not None and not self.plans:
-            direct = grad_coefficients[0, 0]
-            adj = direct if adj is None else adj + direct
+        total = None if adj is None else _sum_of(adj)  # all copies of the state began as y0
+        direct = self._direct(total is None, grad_ys, grad_coefficients)
+        total = direct if total is None else total if direct is None else total + direct
         self._check_sums()
         self._report()
-        time = None if self.time is None else self.time.total
-        return self.call.gradients(self.needs, self.ts, self.args, adj, time, self.sums.values)
+        times = None if self.time is None else self.time.total
+        return self.request.inputs.gradients(self.request, total, times, self.sums.values)
+
+    def _prepare(self, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> None:
+        self._unchecked = False  # whether there are sums that were not looked at for NaN and infinity
+        if self.capture is not None:
+            self._keys, self._wanted = self.choose()
+            self._rest = self.capture.rest
+            self._sources = [id(x) for x, want in zip(self._rest, self._wanted, strict=True) if want]
+            self.compiled = no_sums(self._rest, self._wanted)  # in the order of the sources
+        self.sums = Sums(sum(self.needs[2:]))
+        self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
+        self.outputs, self._begun = outputs_of(self.problem)
+        self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
+        # A step that was compiled and is taken again eagerly rounds in other places.
+        self._same = SameAnswers(self.problem.field.eps, 1e3 if self.capture is None else 1e4)
+        if self.problem.throw:
+            steps = [plan.t0 for plan in self.plans] or [self.problem.times[0]]
+            check_cotangents(self.rows[0], self.forward.output_times, "output", self.counter.stats)
+            check_cotangents(self.rows[1], steps, "step", self.counter.stats)
+
+    def _recognise(self, j: int) -> None:
+        """Before the first step to be taken again: what will tell whether the field is still the same?"""
+        if self.request.samples:
+            check_samples(self.request, self.counter)
+        if self.capture is not None or not self.states.exact:
+            return
+        self._expected = self.states.after(j)
+        last = len(self.plans) - 1
+        if self._expected is None and j < last:
+            # Only states from which others are computed again were kept. The last step leads to one that is known.
+            count, before = self.counter.nfe, self.states.before(last, self)
+            after, end = self.advance(last, last + 1, before), self.states.after(last)
+            self.counter.checks += self.counter.nfe - count
+            self.counter.nfe = count
+            for again, kept, start in zip(after, end or (), before, strict=True):
+                self._same.compare(again, kept, lambda x=again - start: [x], self.plans[last].t0)
+
+    def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
+        """The cotangent of outputs that are y0 itself."""
+        direct = None
+        begun = self._begun
+        if grad_ys is not None and begun and (alone or any(self.rows[0][:begun])):
+            direct = grad_ys[:begun].sum(0)
+        if grad_coefficients is not None and not self.plans:
+            constant = grad_coefficients[0, 0]
+            direct = constant if direct is None else direct + constant
+        return direct
 
     @cached_property
     def _bound(self) -> tuple[Field, list[Tensor]]:
-        """The field, and of what there is a gradient to compute; compiled steps ask for neither."""
-        flags = self.needs[2:]
-        field, args, params = self.call.independent(self.args, flags[: len(self.args)])
-        return field, [x for x, need in zip([*args, *params], flags, strict=True) if need]
+        """The field as a function of leaves, and those that need a gradient; compiled steps ask for neither."""
+        args = self.request.tensors[2 : 2 + len(self.request.inputs.args)]
+        return self.request.inputs.independent(args, self.needs[2:])
 
     @property
     def targets(self) -> list[Tensor]:
         return self._bound[1]
 
-    def _audit(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-        """Once a backward pass: does the step lead to a tensor that was not found at the start of the solve?"""
-        if self.problem.params is None:
-            check_captures(values, known, [x for x in self.call.params if not x.is_leaf])
+    @cached_property
+    def evaluate(self) -> EagerEvaluator:
+        return EagerEvaluator(self._bound[0], self.y0, self.forward.determinism, self.log)
 
-    def engine(self, shifts: StepShifts | None = None) -> Eager:
-        return Eager(
-            self._bound[0], self.problem.solver, self.y0, self.call.forward.purity, self.tally, shifts, self.evaluations
-        )
+    def engine(self, shifts: StepShifts | None = None) -> Engine:
+        """What takes steps again eagerly."""
+        solver = self.problem.solver
+        step = EagerStepper(solver, self.evaluate, shifts=shifts)
+        return Engine(solver, self.problem.field.layout, self.counter, self.evaluate, step, shifts)
 
-    def advance(self, i: int, j: int, start: Tensor, observers: Sequence[Observer] = ()) -> Tensor:
-        """Take steps i … j − 1 again, from what the solver carried before step i."""
-        engine = self.engine()
-        if self.capture is not None:
-            engine = self.call.forward.fused(self.tally, self.evaluations)
-        return integrate(engine, RecordedPace(self.plans[i:j]), start.detach(), observers, check=False)
+    def advance(self, i: int, j: int, start: State, observers: Sequence[Observer] = ()) -> State:
+        """Take steps i … j − 1 again, from the state before step i."""
+        solver = self.problem.solver
+        engine = self.engine() if self.capture is None else self._compiled_engine
+        y, memory = start[0].detach(), solver.recall([x.detach() for x in start[1:]])
+        y, memory = integrate(engine, RecordedSchedule(self.plans[i:j]), y, observers, memory=memory, check=False)
+        return (y, *solver.carried(memory))
 
-    def states_between(self, i: int, j: int, start: Tensor) -> list[Tensor]:
-        """What the solver carried before each of the steps i … j, from that before step i."""
+    @cached_property
+    def _compiled_engine(self) -> Engine:
+        assert self.capture is not None
+        return compiled_engine(self.problem, self.forward.determinism, self.log, self.capture)
+
+    def states_between(self, i: int, j: int, start: State) -> list[State]:
+        """The states before each of the steps i … j, from that before step i."""
+        if i == j:
+            return [start]
         before = StatesBefore()
         last = self.advance(i, j, start, [before])
         return [*before.states, last]
 
     def _holds_cotangent(self, j: int) -> bool:
-        low, high = self.call.forward.ranges[j]
+        low, high = self.forward.ranges[j]
         rows, dense_rows = self.rows
         return any(rows[low:high]) or any(dense_rows[j : j + 1])
 
-    def _step(self, j: int, adj: Tensor | None) -> Tensor | None:
+    def _step(self, j: int, adj: State | None) -> State | None:
+        """The cotangent of the state before step j, from that of the state after it."""
         plan = self.plans[j]
-        low, high = self.call.forward.ranges[j]
+        low, high = self.forward.ranges[j]
         ys, coefficients = self.grads
         rows, dense_rows = self.rows
         adj_outputs = ys[low:high] if ys is not None and any(rows[low:high]) else None
         adj_dense = coefficients[j] if coefficients is not None and dense_rows[j] else None
-        shifts = StepShifts(self.y0, high - low) if self.time is not None else None
-        grad_times: list[Tensor | None] = []
-        own: tuple[Tensor, list[Tensor | None]] | None = None
-        if adj is not None and adj_outputs is None and adj_dense is None and shifts is None:
-            own = self.states.pull_back(j, self, adj)
-        if own is None and self.capture is not None and adj_dense is None and shifts is None:
+        plain = adj_dense is None and self.time is None
+        grads: StepGradients | None = None
+        if adj is not None and adj_outputs is None and plain:
+            grads = self.states.own_vjp(j, self, adj)
+        if grads is None and self.capture is not None and plain:
             try:
-                return self._pull_compiled(j, adj, adj_outputs)
+                return self._step_compiled(j, adj, adj_outputs)
             except NotCompiled as reason:
-                warn_of(reason)
+                warn_not_compiled(reason)
+                self.sums.absorb(Sums.of(self.by_target(self.compiled)))
                 self.capture = None
-        if own is not None:
-            grad_y, grad_targets = own
-        else:
-            y, before = self.states.before(j, self), self.tally.nfe
-            grad_y, grad_times, grad_targets = pull_back(
-                self.engine(shifts),
-                plan,
-                y,
-                self.outputs,
-                (low, high),
-                (adj, adj_outputs, adj_dense),
-                self.targets,
-                shifts,
-                self._audit if self.tally.steps == 0 else None,
-            )
-            self.pulled += self.tally.nfe - before
-        self.tally.steps += 1
+        if grads is None:
+            grads = self._step_eagerly(j, adj, adj_outputs, adj_dense)
+        self.counter.n_accepted += 1
         self.taken.append(plan)
-        self.unchecked = True
-        self.sums.add(grad_targets)
+        self._unchecked = True
+        self.sums.add(grads.targets)
         if self.time is not None:
-            self.time.add(plan, low, *grad_times)
-        self.check_gradient(grad_y, plan)
-        return grad_y
+            self.time.add(plan, low, *grads.times)
+        found = [x for x in grads.before if x is not None]
+        for grad in found:
+            self.check_gradient(grad, plan)
+        zeros = (torch.zeros_like(found[0]) if x is None else x for x in grads.before) if found else ()
+        return tuple(zeros) or None
 
-    def check_gradient(self, grad_y: Tensor | None, plan: Plan) -> None:
-        if self.problem.throw and grad_y is not None and not is_finite(grad_y):
-            paired = self.problem.solver.paired
-            leaf = self.problem.field.layout.culprit(grad_y.sum(0) if paired else grad_y)
-            self._fail("the state", plan, leaf)
+    def _step_eagerly(
+        self, j: int, adj: State | None, adj_outputs: Tensor | None, adj_dense: Tensor | None
+    ) -> StepGradients:
+        bounds = self.forward.ranges[j]
+        shifts = StepShifts(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
+        before, count = self.states.before(j, self), self.counter.nfe
+        cotangents = StepCotangents((None,) * len(before) if adj is None else adj, adj_outputs, adj_dense)
+        self.evaluate.handed = []
+        engine = self.engine(shifts)
+        grads = step_vjp(
+            engine, self.plans[j], before, self.outputs, bounds, cotangents, self.targets, shifts, self._check_step
+        )
+        self._expected = before if self.states.exact else None
+        self.differentiated += self.counter.nfe - count
+        return grads
 
-    def check_alive(self, alive: Tensor, grad_y: Tensor, plan: Plan) -> None:
-        """Look at the number that a program hands out, and only if that is not finite at the gradients themselves."""
-        if self.problem.throw and not math.isfinite(alive.item()):
+    def _check_step(self, step: Step, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        """Is this the step that was taken, and are all tensors known that it depends on?"""
+        if self._expected is not None:
+            plan = step.plan
+            for again, before in zip(step.after, self._expected, strict=True):
+                moved = lambda: [plan.dt * k.detach() for k in step.slopes]  # noqa: E731
+                self._same.compare(again.detach(), before, moved, plan.t0)
+        self.check_graph(values, known)
+
+    def check_graph(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        """Refuse values that depend on tensors which are not differentiated."""
+        if self.problem.params is None:
+            times, states = zip(*(self.evaluate.handed or ()), strict=True)
+            check_accounted(values, [*known, *times], self._computed, states)
+
+    @cached_property
+    def _computed(self) -> list[Tensor]:
+        return [x for x in self.request.inputs.params if not x.is_leaf]
+
+    def check_gradient(self, grad_y: Tensor, plan: Plan) -> None:
+        if self.problem.throw and not is_finite(grad_y):
+            self._fail("the state", plan, self.problem.field.layout.non_finite_leaf(grad_y))
+
+    def check_finite(self, finite: Tensor, grad_y: Tensor, plan: Plan) -> None:
+        """Look at the number that a program hands out, and only if it is not finite at the gradients themselves."""
+        if self.problem.throw and not math.isfinite(finite.item()):
             self.check_gradient(grad_y, plan)
-            self.unchecked = True
+            self._unchecked = True
 
-    def _pull_compiled(self, j: int, adj: Tensor | None, adj_outputs: Tensor | None) -> Tensor:
-        """Pull back through step j with one program."""
+    def _step_compiled(self, j: int, adj: State | None, adj_outputs: Tensor | None) -> State:
+        """The VJP of step j by one program."""
         assert self.capture is not None
-        plan, solver = self.plans[j], self.problem.solver
-        end, start, slopes = spread(adj, adj_outputs, self.outputs, plan, self.call.forward.ranges[j], solver)
-        program = pull_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
-        y = self.states.before(j, self)
+        plan, solver, bounds = self.plans[j], self.problem.solver, self.forward.ranges[j]
+        end, start, slopes = spread(None if adj is None else adj[0], adj_outputs, self.outputs, plan, bounds, solver)
+        program = vjp_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
+        (y,) = self.states.before(j, self)
         cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
-        grad_y, alive, *self.compiled = program(plan, y, cotangents, self._rest, self.compiled)
+        grad_y, finite, *self.compiled = program(plan, y, cotangents, self._rest, self.compiled)
         evaluated = [plan.stage_time(c) for c in program.evaluated]
-        self.tally.nfe += len(evaluated)
-        self.pulled += len(evaluated)
-        if self.evaluations is not None:
-            self.evaluations.extend(evaluated)
-        self.tally.steps += 1
-        self.taken.append(plan)
+        self.log.add(*evaluated)
+        self.finish_compiled(plan, len(evaluated))
+        self._expected = (y,)
         grad_y = grad_y if start is None else grad_y + start
-        self.check_alive(alive, grad_y, plan)
-        return grad_y
+        self.check_finite(finite, grad_y, plan)
+        return (grad_y,)
 
-    def _prepare_compiled(self) -> None:
-        """Which of the tensors that the graph takes get a gradient, and for which target each is."""
-        self.capture = self.call.forward.capture
-        self.unchecked = False
-        if self.capture is None:
-            return
-        self._keys, self._wanted = self.choose()
-        self._rest = self.capture.rest
-        self._sources = [id(x) for x, want in zip(self._rest, self._wanted, strict=True) if want]
-        self.compiled = no_sums(self._rest, self._wanted)  # in the order of the sources
+    def finish_compiled(self, plan: Plan, evaluations: int) -> None:
+        self.differentiated += evaluations
+        self.counter.n_accepted += 1
+        self.taken.append(plan)
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
         """The ids of the targets, and for which inputs of the graph programs compute gradients."""
-        return self.call.wanted(self.needs[2:])
+        assert self.capture is not None
+        return self.request.inputs.wanted(self.capture, self.needs[2:])
 
     def by_target(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients of a program in the order of the targets; none for a target that the field does not use."""
-        found = dict(zip(self._sources, grads, strict=True))
-        return [found.get(key) for key in self._keys]
-
-    def _check_cotangents(self) -> None:
-        """Refuse what the loss handed us if it is not finite, before any work is done."""
-        if not self.problem.throw:
-            return
-        steps = [plan.t0 for plan in self.plans] or [self.problem.times[0]]
-        for sizes, times, what in zip(self.rows, (self.call.output_times, steps), ("output", "step"), strict=True):
-            check_cotangents(sizes, times, what, self.tally.stats)
+        by_source = dict(zip(self._sources, grads, strict=True))
+        return [by_source.get(key) for key in self._keys]
 
     def _fail(self, what: str, plan: Plan, leaf: str | None) -> NoReturn:
         raise NonFiniteState(
@@ -257,59 +355,53 @@ class Sweep:
             "there (sqrt, norm or pow at 0), or a gradient that grows beyond the dtype.",
             t=plan.t0,
             dt=plan.dt,
-            stats=self.tally.stats(),
+            stats=self.counter.stats(),
             leaf=leaf,
             backward=True,
         )
 
     def _check_sums(self) -> None:
-        for total in self.sums.values if self.problem.throw and self.unchecked else ():
+        for total in self.sums.values if self.problem.throw and self._unchecked else ():
             if total is not None and not is_finite(total):
                 what = f"a parameter or argument of shape {tuple(total.shape)}"
                 self._fail(what, self.plans[0], None)
 
     def _report(self) -> None:
-        params = self.pulled if any(self.needs[2:]) else 0
-        self.call.backward_stats[:] = [self.tally.stats(vjp_y=self.pulled, vjp_params=params)]
-        if self.call.backward_record is not None:
-            self.call.backward_record[:] = [Record(tuple(self.evaluations or ()), tuple(self.taken), (), ())]
+        params = self.differentiated if any(self.needs[2:]) else 0
+        report = self.forward.report
+        report.stats = self.counter.stats(vjp_y=self.differentiated, vjp_params=params)
+        if self.log.times is not None:
+            report.record = Record(tuple(self.log.times), tuple(self.taken), (), ())
+
+
+def _sum_of(state: State) -> Tensor:
+    total = state[0]
+    for x in state[1:]:
+        total = total + x
+    return total
 
 
 class StatesBefore(Observer):
-    """What the solver carried before each step."""
+    """The states before each step."""
 
     def __init__(self) -> None:
-        self.states: list[Tensor] = []
+        self.states: list[State] = []
 
-    def accepted(self, step: Any, ratio: float) -> None:
-        self.states.append(step.start)
+    def accepted(self, step: Step, ratio: float) -> None:
+        self.states.append(step.before)
 
 
-def second_order(asked: Asked, grads: Sequence[Tensor | None]) -> Gradients:
-    """Pull `grads`, the cotangents of the first-order gradients, back to the first cotangents and to the inputs.
+def frozen_solve(request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
+    """The solve along its accepted steps, as a function of leaves for y0, ts, the args and the parameters."""
+    forward, inputs = request.forward, request.inputs
+    problem, plans, n_args = replace(forward.problem, record=False, progress=False), forward.plans, len(inputs.args)
 
-    The taped steps are taken again under autograd, differentiated once with a graph, and that graph once more.
-    """
-    call, inputs, _, needs, cotangents = asked
-    forward = ForwardPass(replace(call.forward.problem, record=False, progress=False), call.forward.purity)
-    args = inputs[2 : 2 + call.n_args]
-    with torch.enable_grad():
-        y0, ts = leaf_of(inputs[0]), leaf_of(inputs[1])
-        field, args, params = call.independent(args, needs[2 : 2 + call.n_args])
-        leaves = [y0, ts, *args, *params]
-        fresh = [None if c is None else leaf_of(c) for c in cotangents]
-        shifts = TimeShifts(ts, y0) if needs[1] else None
-        result = forward.run(forward.engine(field, shifts), y0, shifts=shifts, plans=call.forward.plans)
-        pairs = [(v, c) for v, c in zip((result.ys, result.coefficients), fresh, strict=True) if c is not None]
-        wanted = [x for x, need in zip(leaves, needs, strict=True) if need]
-        values, weights = zip(*pairs, strict=True)
-        first = torch.autograd.grad(values, wanted, weights, create_graph=True, allow_unused=True)
-    outer = [g for g, need in zip(grads, needs, strict=True) if need]
-    pairs = [(f, g) for f, g in zip(first, outer, strict=True) if f is not None and g is not None and f.requires_grad]
-    flags = [c is not None for c in fresh] + list(needs)
-    if not pairs:
-        return [None] * len(flags)
-    values, weights = zip(*pairs, strict=True)
-    targets = [x for x, flag in zip([*fresh, *leaves], flags, strict=True) if flag]
-    found = iter(torch.autograd.grad(values, targets, weights, allow_unused=True))  # type: ignore[arg-type]
-    return [next(found) if flag else None for flag in flags]
+    def solved(leaves: Sequence[Tensor]) -> list[Tensor | None]:
+        y0, ts, *rest = leaves
+        field = inputs.bound(rest[:n_args], rest[n_args:])
+        shifts = TimeShifts(ts, y0) if ts.requires_grad else None
+        again = ForwardPass(problem, forward.determinism)
+        result = again.run(again.engine(field, shifts), y0, shifts=shifts, plans=plans)
+        return [result.ys, result.coefficients]
+
+    return solved

@@ -1,0 +1,177 @@
+"""The one door to private names of torch. Nothing else in this package touches them.
+
+Every name is looked up when it is first needed, so that importing the package needs none of them. README.md in this
+folder says what each is for and what happens without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MissingPrivateName(ImportError):
+    """This version of torch has no such private name."""
+
+
+@functools.cache
+def private(module: str, name: str) -> Any:
+    """A private name of torch; raises `MissingPrivateName` if this version does not have it."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise MissingPrivateName(f"torch {torch.__version__} has no {module}.{name}") from error
+
+
+def _or_none(module: str, name: str) -> Any:
+    try:
+        return private(module, name)
+    except MissingPrivateName:
+        return None
+
+
+_no_transforms = _or_none("torch._C", "_are_functorch_transforms_active")
+
+
+def transforms_active() -> bool:
+    """Whether we are inside a torch.func transform, where tensors have no values to look at."""
+    return _no_transforms is not None and _no_transforms()
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether a torch.func transform wraps this tensor."""
+    wrapped = _or_none("torch._C._functorch", "is_functorch_wrapped_tensor")
+    return wrapped is not None and wrapped(x)
+
+
+@contextlib.contextmanager
+def transforms_unwound() -> Iterator[None]:
+    """A transform of torch.func that fails half-way may leave its layers behind, and nothing would work any more."""
+    depth_of = _or_none("torch._C._functorch", "get_dynamic_layer_stack_depth")
+    undo_to = _or_none("torch._C._functorch", "pop_dynamic_layer_stack_and_undo_to_depth")
+    if depth_of is None or undo_to is None:
+        yield
+        return
+    depth = depth_of()
+    try:
+        yield
+    finally:
+        if depth_of() > depth:
+            undo_to(depth)
+
+
+def compiler_loaded() -> bool:
+    """Whether torch's compiler has been imported, which takes seconds."""
+    return "torch._dynamo" in sys.modules
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Have torch.compile step over a function and what it calls, other than what is compiled itself.
+
+    A solver's loop is decided by values: traced, it falls into a hundred pieces. `torch.compiler.disable` does the
+    same, but loads the compiler, which takes seconds, at import.
+    """
+    try:
+        strategy = private("torch._C._dynamo.eval_frame", "_FrameExecStrategy")
+        action = private("torch._C._dynamo.eval_frame", "_FrameAction")
+        set_eval_frame = private("torch._C._dynamo.eval_frame", "set_eval_frame")
+        set_strategy = private("torch._C._dynamo.eval_frame", "set_code_exec_strategy")
+        alone = strategy(action.SKIP, action.DEFAULT)
+    except (MissingPrivateName, AttributeError, TypeError):  # traced, it still works
+        return function
+
+    def stepped_over(*args: P.args, **kwargs: P.kwargs) -> R:
+        tracer = set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_eval_frame(tracer)
+
+    set_strategy(stepped_over.__code__, alone)
+    stepped_over.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="solve() decides by values")
+    return functools.wraps(function)(stepped_over)
+
+
+_foreach_add = _or_none("torch", "_foreach_add_")
+
+
+def add_all(totals: Sequence[Tensor], terms: Sequence[Tensor], weight: float) -> None:
+    """totals[i] += weight·terms[i] in place, in one call where torch has one."""
+    if _foreach_add is not None:
+        _foreach_add(totals, terms, alpha=weight)
+        return
+    for total, term in zip(totals, terms, strict=True):
+        total.add_(term, alpha=weight)
+
+
+def without_torch_function() -> contextlib.AbstractContextManager[Any]:
+    """Operations in here are not seen by `TorchFunctionMode`s."""
+    return private("torch._C", "DisableTorchFunction")()
+
+
+def without_torch_dispatch() -> contextlib.AbstractContextManager[Any]:
+    """Operations in here are not seen by `TorchDispatchMode`s."""
+    return private("torch._C", "_DisableTorchDispatch")()
+
+
+class _NoDispatchMode:
+    def __init__(self) -> None:
+        private("torch.utils._python_dispatch", "TorchDispatchMode")  # says that it is missing
+
+
+#: The base class of modes that see every operation of the dispatcher.
+DispatchMode: Any = _or_none("torch.utils._python_dispatch", "TorchDispatchMode") or _NoDispatchMode
+
+
+def make_fx(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A tracer from a function of tensors to a graph of plain tensor operations."""
+    return private("torch.fx.experimental.proxy_tensor", "make_fx")(function, *args, **options)
+
+
+def usual_decompositions() -> dict[Any, Callable[..., Any]]:
+    """What Inductor makes of operations before it compiles them."""
+    return private("torch._inductor.decomposition", "select_decomp_table")()
+
+
+def partition(module: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Cut the graph of a function and its VJP into two, with as little as possible kept between them."""
+    cut = private("torch._functorch.partitioners", "min_cut_rematerialization_partition")
+    return cut(module, None, num_fwd_outputs=outputs)
+
+
+def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any]) -> Any:
+    """Compile a graph with Inductor; the result takes a list of inputs."""
+    caches = importlib.import_module("torch._functorch.config")
+    context, tracing = private("torch._guards", "TracingContext"), private("torch._guards", "tracing")
+    config = importlib.import_module("torch._inductor.config")
+    compile_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
+    fake = private("torch._subclasses.fake_tensor", "FakeTensorMode")
+    shapes = private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")
+    # Tensors without values: otherwise those would be part of the name by which a program is found on disk again. On
+    # disk it is looked for only if nobody waits for a bundle of both passes to be stored.
+    mode = fake(shape_env=shapes())
+    inputs = [mode.from_tensor(x, static_shapes=True) for x in examples]
+    alone = contextlib.nullcontext()
+    if hasattr(caches, "bundled_autograd_cache"):
+        alone = caches.patch(bundled_autograd_cache=False)
+    with tracing(context(mode)), config.patch(options), alone:
+        return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
+
+
+def recompile_limit(limit: int) -> dict[str, Any]:
+    """The option of `torch.compile` that limits the graphs of one function.
+
+    Older versions have one limit for all functions instead, and stop at eight graphs.
+    """
+    return {"recompile_limit": limit} if "recompile_limit" in signature(torch.compile).parameters else {}

@@ -1,0 +1,205 @@
+"""A step that has been computed, as the loop and its observers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .._field.pytree import is_finite, real_dtype
+from ..norms import ErrorNorm
+from ..solvers.base import Evaluate, Memory, Solver, StepResult
+from .combination import MovingStep, StepSize, length
+from .interpolation import coefficients, evaluate
+from .schedule import Plan
+
+
+class Shifts(Protocol):
+    """Zero-valued tensors that carry the derivative with respect to times.
+
+    A plan's times are host floats. Where the gradient with respect to `ts` is wanted, a tensor is added to each time
+    whose value is zero and whose derivative is that of the time. Values stay exact, and constants stay constants.
+    """
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """For the two ends of a step."""
+        ...
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        """For the output times low … high − 1."""
+        ...
+
+
+class TimeShifts:
+    """Shifts that follow `ts` itself: autograd backpropagates through them."""
+
+    def __init__(self, ts: Tensor, like: Tensor):
+        self._shifts = (ts - ts.detach()).to(device=like.device, dtype=real_dtype(like))
+        self._fixed = torch.zeros((), device=like.device, dtype=real_dtype(like))
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        start = self._shifts[0] if plan.floating else self._fixed
+        if plan.final:
+            return start, self._shifts[-1]
+        return start, self._shifts[0] if plan.end_floats else self._fixed
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        return self._shifts[low:high]
+
+
+class Attempt(NamedTuple):
+    """A solver's result, f(t1, y1) where it was asked for, and the estimate of the local error where there is one."""
+
+    result: StepResult
+    end_slope: Tensor | None
+    error: Tensor | None
+
+
+def attempt(
+    solver: Solver, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Memory, *, end_slope: bool, error: bool
+) -> Attempt:
+    """Take a step; with `end_slope` also evaluate f(t1, y1), with `error` estimate the local error.
+
+    Eager steps and compiled programs are made of this one function.
+    """
+    result = solver.step(evaluate, dt, y0, memory)
+    return Attempt(result, None, None) if result.failure else completed(solver, result, evaluate, dt, end_slope, error)
+
+
+def completed(
+    solver: Solver, result: StepResult, evaluate: Evaluate, dt: StepSize, end_slope: bool, error: bool
+) -> Attempt:
+    """A step's result with its end slope and its error estimate."""
+    slopes, end = result.slopes, None
+    if end_slope:
+        end = evaluate(1.0, result.y1, stage=solver.stages)
+        slopes = [*slopes, end]
+    # The estimate is only looked at, so it carries no derivative with respect to dt.
+    plain = dt.value if isinstance(dt, MovingStep) else dt
+    return Attempt(result, end, solver.error(plain, slopes) if error else None)
+
+
+class Step:
+    """A step that has been computed. f(t1, y1) is evaluated when it is first asked for."""
+
+    __slots__ = (
+        "_end_slope",
+        "_error",
+        "_evaluate_end",
+        "_memory0",
+        "_ratio",
+        "_result",
+        "_shift",
+        "_solver",
+        "dt",
+        "plan",
+        "saved",
+        "slopes",
+        "y0",
+        "y1",
+    )
+
+    def __init__(
+        self,
+        solver: Solver,
+        plan: Plan,
+        y0: Tensor,
+        memory: Memory,
+        attempted: Attempt,
+        evaluate_end: Callable[[Step], Tensor],
+        *,
+        dt: StepSize,
+        shift: tuple[Tensor, Tensor] | None = None,
+        ratio: Tensor | None = None,
+        saved: Any = None,
+    ):
+        self._solver, self._memory0 = solver, memory
+        self._result, self._end_slope, self._error = attempted
+        self._evaluate_end = evaluate_end
+        self._shift, self._ratio = shift, ratio
+        self.plan, self.dt = plan, dt
+        self.y0, self.y1, self.slopes = y0, self._result.y1, self._result.slopes
+        #: What a compiled step keeps for its VJP.
+        self.saved = saved
+
+    @property
+    def failure(self) -> str | None:
+        """Why the solver could not compute the step, if it could not."""
+        return self._result.failure
+
+    @property
+    def before(self) -> tuple[Tensor, ...]:
+        """What determines this step and all later ones: the state, and what the solver carries beside it."""
+        return (self.y0, *self._solver.carried(self._memory0))
+
+    @property
+    def after(self) -> tuple[Tensor, ...]:
+        """The same at the end of the step."""
+        return (self.y1, *self._solver.carried(self._result.memory))
+
+    def next_memory(self) -> Memory:
+        """The solver's memory for the next step. Across a jump, the slope at the end says nothing about that one."""
+        solver, memory = self._solver, self._result.memory
+        if self.plan.crosses_jump:
+            return solver.recall(solver.carried(memory))
+        return memory if self._end_slope is None else solver.with_slope(memory, self._end_slope)
+
+    def retry_memory(self) -> Memory:
+        """The solver's memory for another attempt from the same state."""
+        return self._solver.retry(self._memory0, self._result)
+
+    def end_anchor(self) -> Tensor:
+        """Where f at the end of the step is evaluated."""
+        return self._solver.anchor(self.y1, self._result.memory)
+
+    def end_slope(self) -> Tensor:
+        """f at the end of the step."""
+        if self._end_slope is None:
+            self._end_slope = self._evaluate_end(self)
+        return self._end_slope
+
+    def ratio(self, norm: ErrorNorm) -> float:
+        """The size of the error relative to what is allowed; infinite if the solver failed."""
+        if self.failure is not None:
+            return float("inf")
+        if self._ratio is not None:
+            return self._ratio.item()
+        error, y0, y1 = self.error(), self.y0, self.y1
+        if torch.is_grad_enabled():
+            error, y0, y1 = error.detach(), y0.detach(), y1.detach()
+        return norm.ratio(error, y0, y1)
+
+    def error(self) -> Tensor:
+        """The estimate of the local error."""
+        if self._error is None:  # a compiled step hands out its size only
+            solver = self._solver
+            slopes = [*self.slopes, self.end_slope()] if solver.error_needs_end_slope else self.slopes
+            self._error = solver.error(self.plan.dt, slopes)
+        return self._error
+
+    def is_finite(self) -> bool:
+        """Whether the new state is."""
+        if self._ratio is not None and bool(torch.isfinite(self._ratio)):
+            return True  # which holds a sum over the state
+        return is_finite(self.y1)
+
+    def at(self, times: Sequence[float], moved: Tensor | None = None) -> Tensor:
+        """The step's polynomial at several times, stacked; `moved` carries the derivative with respect to them."""
+        t0, dt = self.plan.t0, self.plan.dt
+        if self._shift is None:
+            xs: Sequence[float] | Tensor = [(t - t0) / dt for t in times]
+        else:
+            ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
+            xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
+        return evaluate(self._solver.interpolant, self.y0, self.dt, self.interpolated(), xs)
+
+    def coefficients(self) -> Tensor:
+        """The step's polynomial in x = (t − t0)/dt, constant first."""
+        return coefficients(self._solver.interpolant, self.y0, self.dt, self.interpolated())
+
+    def interpolated(self) -> list[Tensor]:
+        """The slopes that the step's polynomial reads."""
+        reads_end = len(self._solver.interpolant) > len(self.slopes)
+        return [*self.slopes, self.end_slope()] if reads_end else self.slopes
