@@ -1,8 +1,8 @@
-"""Tables and the picture of docs/benchmarks.md, from the results of the races.
+"""Tables and the figure of docs/benchmarks.md and the table of the README, from saved results.
 
     python -m benchmarks.report [--results benchmarks/results] [--page docs/benchmarks.md]
 
-Between its two marks the page is written anew; nothing is measured here.
+Replaces what is between the marks of each page. Measures nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .detest import table
-from .verdict import verdict_table, verdicts
+from .verdict import Verdict, verdict_table, verdicts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,19 +28,19 @@ COLOURS = {
     "torchdiffeq": "#5c6bc0",
     "torchode": "#26a69a",
     "torchcde": "#8d6e63",
-    "diffrax": "#f9a825",
+    "diffrax": "#b26a00",
 }
 
 Result = Mapping[str, Any]
 
 
 def seconds(value: float) -> str:
-    """Three digits, in the unit that fits."""
+    """Three digits, in seconds or milliseconds."""
     return f"{value:.3g} s" if value >= 1.0 else f"{1e3 * value:.3g} ms"
 
 
 def ordered(result: Result) -> list[Mapping[str, Any]]:
-    """The fastest first, and last those that could not."""
+    """The fastest first; those that failed last."""
     return sorted(result["rows"], key=lambda row: row.get("minimum", float("inf")))
 
 
@@ -68,19 +68,20 @@ def versions(results: Sequence[Result]) -> str:
     for result in results:
         for row in result["rows"]:
             found |= row.get("versions", {})
-    return ", ".join(f"{library} {version}" for library, version in sorted(found.items()))
+    known = {library: version for library, version in found.items() if version != "not installed"}
+    return ", ".join(f"{library} {version}" for library, version in sorted(known.items()))
 
 
 def circumstances(results: Sequence[Result]) -> str:
-    """Where, when and with what; one line for all results, which are of one race unless it says otherwise."""
+    """Machine, date and versions of all results, in one line."""
     machines = sorted({f"{result['machine']['processor']}, {result['threads']} thread" for result in results})
     dates = sorted(result["date"][:10] for result in results)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"{'; '.join(machines)}; {when}; {versions(results)}."
+    return textwrap.fill(f"{'; '.join(machines)}; {when}; {versions(results)}.", 120)
 
 
 def summary_table(results: Sequence[Result]) -> str:
-    """Times as fast as the peers, for each problem: what the verdicts come to."""
+    """The speed-up over each peer on each problem, and whether it meets the target."""
     rows = []
     for result in results:
         ratios = {each.against: each for each in verdicts(result)}
@@ -110,9 +111,9 @@ def section(result: Result) -> str:
     good = result["reference"]
     about = (
         f"rtol {result['rtol']:g}, atol {result['atol']:g}, {result['parameters']:,} parameters. "
-        f"Reference: {good['how']}; it agrees with a coarser one to {good['good_to']:.0e}."
+        f"Reference: {good['how']}; a coarser reference agrees with it to {good['good_to']:.0e}."
     )
-    return f"### {result['title']}\n\n{about}\n\n{race_table(result)}\n\n{verdict_table(result)}"
+    return f"### {result['title']}\n\n{textwrap.fill(about, 120)}\n\n{race_table(result)}\n\n{verdict_table(result)}"
 
 
 def scaling_section(found: Result) -> str:
@@ -120,10 +121,12 @@ def scaling_section(found: Result) -> str:
 
     tables = [scaling_table(axis, measured) for axis, measured in found["along"].items()]
     text = (
-        "Seconds of both passes, and megabytes at the peak, by size. `Checkpointed(32)` takes steps again, the more "
-        "often the more there are; op by op, `Direct` leaves autograd with every operation to keep account of."
+        "Seconds of the forward and backward pass together, and peak memory, by size. The last column of the first "
+        "table divides the time per step between 1,000 and 10,000 steps by the time per step between 100 and 1,000 "
+        "steps; it is 1 if time is linear in the number of steps. `Checkpointed(32)` recomputes each step more often "
+        "if there are more steps. Without compilation, `Direct` leaves every operation for autograd to record."
     )
-    return "\n\n".join(["## Scaling", text, *tables])
+    return "\n\n".join(["## Scaling", textwrap.fill(text, 120), *tables])
 
 
 def overhead_section(found: Result) -> str:
@@ -133,11 +136,12 @@ def overhead_section(found: Result) -> str:
     kinds = [kind for kind in FIELDS if kind in found]
     texts = [f"{kind.capitalize()} field:\n\n```text\n{steps(found[kind])}\n```" for kind in kinds]
     if "evaluations" in found:
-        texts += ["Compiled solves, forth and back, over their evaluations alone:", ratio_table(found["evaluations"])]
+        about = "Seconds of compiled solves, and of the same number of field evaluations (with their VJPs) alone:"
+        texts += [about, ratio_table(found["evaluations"])]
     return "\n\n".join(["## Overhead", *texts])
 
 
-#: What is measured besides the race, by the name of its results.
+#: Sections for other measurements, by the name of their results.
 OTHERS = {"overhead": overhead_section, "scaling": scaling_section}
 
 
@@ -151,16 +155,31 @@ def race_text(results: Sequence[Result]) -> str:
     if not results:
         return "No results yet."
     image = "![Seconds of all contenders on every problem](images/benchmarks.png)"
-    parts = [circumstances(results), image, "## In short", summary_table(results), "## All of it"]
+    about = (
+        "Speed-up over each library: its time divided by the time of the fastest seminode setting whose gradient is at "
+        "least as accurate. Values below 1 mean that seminode is slower. The target is in parentheses. In the last "
+        "three columns seminode runs without compilation."
+    )
+    summary = ["## Summary", textwrap.fill(about, 120), summary_table(results)]
+    parts = [circumstances(results), image, *summary, "## All settings"]
     return "\n\n".join([*parts, *map(section, results)])
 
 
-#: What the table in the README compares with, and how it calls it.
+#: Comparisons in the table of the README, with their headings.
 SHORT = {
-    "torchdiffeq's adjoint": "torchdiffeq's `odeint_adjoint`",
-    "torchdiffeq's best": "torchdiffeq's fastest",
-    "diffrax's best": "diffrax's fastest",
+    "torchdiffeq's adjoint": "torchdiffeq `odeint_adjoint` / seminode",
+    "torchdiffeq's best": "fastest torchdiffeq / seminode",
+    "diffrax's best": "fastest diffrax / seminode",
 }
+
+
+def quotient(verdict: Verdict) -> str:
+    """Both times in one unit and their ratio, such as `30.2 ms / 2.9 ms = 10.41×`."""
+    if verdict.peer is None or verdict.ratio is None:
+        return "–"
+    scale, unit = (1.0, "s") if verdict.peer["minimum"] >= 1.0 else (1e3, "ms")
+    theirs, ours = verdict.times(scale)
+    return f"{theirs} {unit} / {ours} {unit} = {verdict.ratio:.2f}×"
 
 
 def short_text(results: Sequence[Result]) -> str:
@@ -168,20 +187,19 @@ def short_text(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         found = {each.against: each for each in verdicts(result)}
-        ours = found["torchdiffeq's best"].ours
-        cells = [f"`{result['problem']}`", "–" if ours is None else seconds(ours["minimum"])]
-        ratios = [found[against].ratio for against in SHORT]
-        rows.append([*cells, *("–" if ratio is None else f"{ratio:.2f}×" for ratio in ratios)])
+        rows.append([f"`{result['problem']}`", *(quotient(found[against]) for against in SHORT)])
     about = (
-        "A forward and a backward pass in one thread, and how many times as fast that is as the peers' where the "
-        "gradient is at least as good; below 1 they are faster. What was asked for and where it was missed is in "
-        "[Benchmarks](docs/benchmarks.md), which `make bench` measures anew."
+        "Time of one forward and backward pass on one thread: the other library's time, divided by that of the fastest "
+        "seminode setting whose gradient is at least as accurate. Above 1, seminode is faster. A more accurate "
+        "competitor needs a more accurate and often slower setting, so the time of seminode differs within a row. "
+        "[Benchmarks](docs/benchmarks.md) lists all settings, our targets, and which targets were missed; `make bench` "
+        "repeats the measurements."
     )
-    return f"{textwrap.fill(about, 120)}\n\n{table(('problem', 'seminode', *SHORT.values()), rows)}"
+    return f"{textwrap.fill(about, 120)}\n\n{table(('problem', *SHORT.values()), rows)}"
 
 
 def placed(page: str, new: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
-    """The page with what is between its marks replaced."""
+    """The page, with the text between its marks replaced."""
     begin, end = marks
     before, rest = page.split(begin)
     after = rest.split(end)[1]
@@ -189,7 +207,7 @@ def placed(page: str, new: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
 
 
 def panel(axes: Axes, result: Result) -> None:
-    """Dots, the fastest at the top; minimum filled, median as the end of a line, the error beside it."""
+    """One dot per setting at its minimum, the fastest at the top; a line to its median; its gradient error."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     rows = [row for row in ordered(result) if "minimum" in row and "error" in row]
@@ -238,13 +256,13 @@ def draw(results: Sequence[Result], out: Path) -> None:
         panel(axes, result)
     for axes in grid[len(results) :]:
         axes.set_visible(False)
-    figure.supxlabel("round: compiled, square: op by op; the line goes from the minimum to the median", fontsize=7)
+    figure.supxlabel("circle: compiled, square: not compiled; the line goes from the minimum to the median", fontsize=7)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
 
 
 def load(folder: Path) -> list[Result]:
-    """The results there are, in the order of the suite."""
+    """The saved results, in the order of the suite."""
     from .suite import ENTRIES
 
     paths = [folder / f"{name}.json" for name in ENTRIES]

@@ -122,7 +122,7 @@ def measure(size: Size, adjoint: str, compiled: bool, repeats: int) -> dict[str,
 
 
 def growth(found: Sequence[Mapping[str, Any]]) -> float | None:
-    """What a step more costs among the most steps over what it costs among the fewest; 1 if time is linear in them."""
+    """The time of one more step among the most steps, relative to that among the fewest; 1 if time is linear."""
     if len(found) < 3 or any("failed" in each for each in found):
         return None
     rate = lambda a, b: (b["seconds"] - a["seconds"]) / (b["steps"] - a["steps"])
@@ -130,7 +130,7 @@ def growth(found: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def scaling_table(axis: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """A row for every adjoint, op by op and compiled: seconds and megabytes at every size."""
+    """A row for every adjoint, eager and compiled: seconds and megabytes at every size."""
     sizes = sorted({each[axis] for each in found})
     rows = []
     for adjoint, compiled in dict.fromkeys((each["adjoint"], each["compiled"]) for each in found):
@@ -143,7 +143,7 @@ def scaling_table(axis: str, found: Sequence[Mapping[str, Any]]) -> str:
         if axis == "steps":
             row.append(linear(growth(mine)))
         rows.append(row)
-    extra = ["one step more"] if axis == "steps" else []
+    extra = ["growth per step"] if axis == "steps" else []
     return table((axis, *(f"{size:,}" for size in sizes), *extra), rows)
 
 
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--along", nargs="+", choices=ALONG, default=list(ALONG))
     parser.add_argument("--adjoints", nargs="+", choices=ADJOINTS, default=list(ADJOINTS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="the two smallest sizes, op by op, nothing written")
+    parser.add_argument("--quick", action="store_true", help="the two smallest sizes, eager only, nothing written")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     print(f"dopri5, float32, one thread; torch {torch.__version__}")

@@ -1,9 +1,9 @@
-"""Ways to compile a step and its pull-back: what each of them takes, side by side.
+"""The time of a step and of its VJP, for several ways to compile them.
 
     python -m benchmarks.ways [--repeats 200] [--only AOT]
 
-One dopri5 step of a small network with its error norm, and the pull-back of that step to the state and all parameters,
-in one thread. The ways take turns; minima are reported, and the seconds that it took to make each with empty caches.
+One dopri5 step of a small network with its error norm, and the VJP of that step with respect to the state and all
+parameters, on one thread. The ways take turns. Reports minima, and the seconds to compile with empty caches.
 """
 
 from __future__ import annotations
@@ -168,13 +168,13 @@ def _plan() -> Any:
 
 
 WAYS: dict[str, Callable[[Setting], Way]] = {
-    "op by op": op_by_op,
-    "torch.compile around a step, and around torch.func.vjp of it": with_torch_compile,
+    "eager": op_by_op,
+    "torch.compile of a step, and of its torch.func.vjp": with_torch_compile,
     "the same with Inductor's C++ wrapper": lambda given: with_torch_compile(given, cpp_wrapper=True),
     "AOTInductor": lambda given: ahead_of_time(given, rewritten=False),
     "AOTInductor with our formulas": lambda given: ahead_of_time(given, rewritten=True),
     "programs of Replay": programs,
-    "programs of Direct, which keep activations": saving,
+    "programs of Direct, which store activations": saving,
 }
 
 
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for i, run in enumerate(way):
                     best[name][i] = min(best[name][i], *(seconds(run) for _ in range(5)))
     rows = [[name, *(f"{1e6 * x:.0f}" for x in best[name]), f"{made[name]:.1f}"] for name in ready]
-    print("\n" + table(("way", "step, µs", "pull-back, µs", "seconds to make"), rows))
+    print("\n" + table(("way", "step, µs", "VJP, µs", "seconds to compile"), rows))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torchdiffeq
 from torch import Tensor, nn
+from torchdiffeq._impl.interp import _interp_fit
+from torchdiffeq._impl.rk_common import RKAdaptiveStepsizeODESolver
 
 import seminode as sn
 from benchmarks.problems import (
@@ -81,6 +83,116 @@ def test_fresh_restarts_take_the_steps_of_torchdiffeq(seed: int, norm: str) -> N
     assert sol.stats.backward.nfe == calls
     # The two forward passes differ at ts[-1], on which only ours lands.
     assert distance(ours, theirs) < 1e3 * tolerances["rtol"]
+
+
+class Counts(NamedTuple):
+    """Evaluations of one backward pass: torchdiffeq's and ours."""
+
+    theirs: int
+    ours: int
+
+
+def backward_evaluations(
+    seed: int,
+    norm: str,
+    solver: str,
+    *,
+    only_ends: bool = False,
+    silent: Sequence[int] = (),
+    time_gradients: bool = False,
+) -> Counts:
+    """Solve one random problem backwards by both libraries, with the same solver, tolerances and norm.
+
+    The forward pass is much more accurate than the backward pass: torchdiffeq interpolates its output at ts[-1], and we
+    land there, and a difference as large as the tolerance might change a step. Outputs in `silent` do not enter the
+    loss.
+    """
+    field, start, ts, weights, tolerances = random_problem(seed)
+    if only_ends:
+        ts, weights = ts[[0, -1]], weights[[0, -1]]
+    weights[list(silent)] = 0.0
+    ts.requires_grad_(time_gradients)
+    options: dict[str, Any] = {} if norm == "mixed_per_tensor" else {"norm": norm}
+    forward: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
+    backward: dict[str, Any] = {f"adjoint_{name}": value for name, value in tolerances.items()}
+    y0 = start.clone().requires_grad_()
+    ys: Any = torchdiffeq.odeint_adjoint(
+        field, y0, ts, method="dopri5", adjoint_method=solver, adjoint_options=options, **forward, **backward
+    )
+    field.calls = 0
+    (ys * weights).sum().backward()
+    calls = field.calls
+    adjoint = sn.Backsolve(norm=norm, restart="fresh", solver=solver, **tolerances)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sn.DriftWarning)
+        sol = sn.solve(field, y0, ts, solver="dopri5", adjoint=adjoint, **forward)
+        (sol.ys * weights).sum().backward()
+    assert sol.stats.backward is not None
+    return Counts(calls, sol.stats.backward.nfe)
+
+
+both_norms = pytest.mark.parametrize("norm", ["mixed_per_tensor", "seminorm"])
+
+
+@both_norms
+@pytest.mark.parametrize(("solver", "only_ends"), [("dopri5", False), ("bosh3", True)])
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_of_torchdiffeq_from_equal_outputs(seed: int, solver: str, only_ends: bool, norm: str) -> None:
+    """bosh3 with two outputs only: between them torchdiffeq interpolates with another polynomial."""
+    counts = backward_evaluations(seed, norm, solver, only_ends=only_ends)
+    assert counts.ours == counts.theirs
+
+
+def like_ours(self: RKAdaptiveStepsizeODESolver, state: Any) -> Any:
+    """A step of torchdiffeq, then f at its end where that is not the last stage, and the cubic Hermite polynomial."""
+    new = _adaptive_step(self, state)
+    if not new.t1 > state.t1:  # rejected
+        return new
+    y0, f0, y1 = state.y1, state.f1, new.y1
+    first_same_as_last = self.tableau.c_sol[-1] == 0
+    f1 = new.f1 if first_same_as_last else self.func(new.t1, y1)
+    dt = (new.t1 - new.t0).type_as(y0)
+    middle = (y0 + y1) / 2 + dt * (f0 - f1) / 8
+    return new._replace(f1=f1, interp_coeff=_interp_fit(y0, y1, middle, f0, f1, dt))
+
+
+_adaptive_step = RKAdaptiveStepsizeODESolver._adaptive_step
+
+
+@both_norms
+@pytest.mark.parametrize(
+    ("solver", "seeds"), [("bosh3", (14, 18, 28)), ("fehlberg2", (1, 2, 4)), ("adaptive_heun", (1, 2, 4))]
+)
+def test_end_slope_and_polynomial_are_all_that_differs(
+    solver: str, seeds: Sequence[int], norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchdiffeq takes the last stage of every method for f(t1, y1), and has quartics for all of them."""
+    found = [backward_evaluations(seed, norm, solver) for seed in seeds]
+    if solver == "bosh3":  # another polynomial: a_z differs after the first of several outputs, and some counts with it
+        assert norm == "seminorm" or all(counts.theirs != counts.ours for counts in found)
+    else:  # the last stage is not f(t1, y1): we evaluate that once more on every accepted step
+        assert all(counts.theirs < counts.ours for counts in found)
+    monkeypatch.setattr(RKAdaptiveStepsizeODESolver, "_adaptive_step", like_ours)
+    found = [backward_evaluations(seed, norm, solver) for seed in seeds]
+    assert all(counts.theirs == counts.ours for counts in found)
+
+
+@both_norms
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_fresh_restarts_skip_outputs_without_a_cotangent(seed: int, norm: str) -> None:
+    all_outputs = backward_evaluations(seed, norm, "dopri5")
+    last_output = backward_evaluations(seed, norm, "dopri5", silent=range(1, 1 + seed % 5))
+    assert last_output.ours < last_output.theirs
+    assert last_output.ours < all_outputs.ours == all_outputs.theirs
+
+
+@both_norms
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_for_times_cost_torchdiffeq_an_evaluation_per_output(seed: int, norm: str) -> None:
+    """We need one at the start of the interval only."""
+    counts = backward_evaluations(seed, norm, "dopri5", time_gradients=True)
+    outputs = 2 + seed % 5
+    assert counts.theirs - counts.ours == outputs - 2
 
 
 def augmented(field: nn.Module) -> Any:

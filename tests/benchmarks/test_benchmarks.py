@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -376,8 +377,31 @@ def test_the_page_and_its_picture_come_from_the_results(tmp_path: Path) -> None:
     assert "50 ms" in once
     assert 10_000 < picture.stat().st_size < 500_000
     assert "20.00×" in readme.read_text()
+    assert "1.00 s / 0.0500 s = 20.00×" in readme.read_text()
     assert readme.read_text().startswith("a\n<!-- bench -->\n")
     assert readme.read_text().endswith("<!-- /bench -->\nz\n")
+
+
+def test_ratios_of_the_readme_follow_from_the_times_beside_them() -> None:
+    """With the saved results too: each cell holds the pair of times that was compared."""
+    saved = report.load(Path(report.__file__).parent / "results")
+    assert saved
+    odd = result(rows=[row("seminode: x", 11.875234, 1e-3), row("torchdiffeq: adjoint", 51.725673, 1e-3)])
+    for results in ([result()], [odd], saved):
+        text = report.short_text(results)
+        cells = re.findall(r"([\d.]+) (m?s) / ([\d.]+) (m?s) = ([\d.]+)×", text)
+        assert len(cells) == text.count("×") > 0
+        for theirs, unit, ours, other, ratio in cells:
+            assert unit == other
+            assert f"{float(theirs) / float(ours):.2f}" == ratio
+    assert "51.726 s / 11.875 s = 4.36×" in report.short_text([odd])
+    assert "| – |" in " ".join(report.short_text([odd]).split())  # diffrax did not run
+
+
+def test_the_readme_is_up_to_date() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    block = text.partition(report.MARKS[0])[2].partition(report.MARKS[1])[0]
+    assert block.strip() == report.short_text(report.load(Path(report.__file__).parent / "results"))
 
 
 def test_overhead_and_scaling_have_their_sections() -> None:
