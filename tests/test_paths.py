@@ -151,6 +151,30 @@ def test_hermite_is_causal_but_for_its_own_piece() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own times"])
+def test_before_the_first_and_after_the_last_observation(own: bool) -> None:
+    """All paths hold the value at the knots; between them only linear ones do, and Hermite ones but for one piece."""
+    nan = torch.nan
+    x = torch.tensor([[nan, nan, 1.0, 3.0, 2.0, nan, nan, nan]], dtype=torch.float64).unsqueeze(-1)
+    times = torch.arange(8.0, dtype=torch.float64)
+    before, after = torch.linspace(0, 2, 41, dtype=torch.float64), torch.linspace(4, 7, 61, dtype=torch.float64)
+    inner = after[after > 5]
+    for scheme in SCHEMES.values():
+        path = scheme(x, times.unsqueeze(0) if own else times)
+        torch.testing.assert_close(path.evaluate(times).flatten()[:3], torch.ones(3, dtype=torch.float64))
+        torch.testing.assert_close(path.evaluate(times).flatten()[4:], torch.full((4,), 2.0, dtype=torch.float64))
+        held = [bool((path.evaluate(t) == value).all()) for t, value in ((before, 1.0), (after, 2.0), (inner, 2.0))]
+        expected = {paths.linear: [True] * 3, paths.hermite_cubic: [True, False, True]}
+        assert held == expected.get(scheme, [False] * 3)
+    hermite = paths.hermite_cubic(x, times)
+    torch.testing.assert_close(hermite.derivative(4.0, side="right"), torch.tensor([[-1.0]], dtype=torch.float64))
+    torch.testing.assert_close(hermite.evaluate(4.5), torch.tensor([[1.875]], dtype=torch.float64))
+    with pytest.warns(UserWarning, match="not causal"):
+        rectilinear = paths.rectilinear(paths.append_time(x, times), times.unsqueeze(0) if own else times)
+    assert bool((rectilinear.evaluate(before)[..., 1] == 1.0).all())
+    assert bool((rectilinear.evaluate(after)[..., 1] == 2.0).all())
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own times"])
 @pytest.mark.parametrize("knots_in", [torch.float32, torch.float64])
 @pytest.mark.parametrize("t_in", [torch.float32, torch.float64])
 def test_either_side_of_a_knot(t_in: torch.dtype, knots_in: torch.dtype, own: bool) -> None:

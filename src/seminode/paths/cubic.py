@@ -20,8 +20,9 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
     """The natural cubic spline through observations: twice continuously differentiable, X″ = 0 at both ends.
 
     Every value depends on all observations, also on later ones, so it is not for predictions while data come in.
-    Where a channel is missing (NaN), its spline goes through the observed values alone; before the first and after the
-    last of them it goes through that one at every knot.
+    Where a channel is missing (NaN), its spline goes through the observed values only. Before the first and after the last
+    of them it has the value of that observation at every knot, but it is not constant: it oscillates between the knots,
+    as every natural spline does.
 
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].
@@ -51,8 +52,9 @@ def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
 
     Cubic Hermite splines with backward differences: continuously differentiable, and on each piece dependent on its own
     end and what came before alone (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential Equations for
-    Online Prediction Tasks", 2021, arXiv:2106.11028). Missing values (NaN) are filled in as in
-    [`linear`][seminode.paths.linear] first.
+    Online Prediction Tasks", 2021, arXiv:2106.11028). Missing values (NaN) are first
+    filled in as in [`linear`][seminode.paths.linear]. So a channel is constant before its first observation. After its
+    last one it is constant from the next knot on: on the piece between, its slope goes from that of the last line to 0.
 
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].

@@ -38,7 +38,7 @@ def neighbours(observed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def filled_linearly(knots: Knots) -> Tensor:
-    """On straight lines between observed values; the first and the last of them are held."""
+    """Fill gaps along straight lines; knots before the first and after the last observation get its value."""
     values, observed = knots.values, knots.observed
     if knots.complete:
         return values
