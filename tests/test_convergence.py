@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_fehlberg2_is_as_far_off_as_that_of_torchdiffeq() -> None:
         return torch.stack([1.5 * prey - prey * predator, prey * predator - 3 * predator])
 
     y0, ts = torch.ones(2, dtype=torch.float64), torch.tensor([0.0, 10.0], dtype=torch.float64)
-    tolerances = {"rtol": 1e-4, "atol": 1e-6}
+    tolerances: Any = {"rtol": 1e-4, "atol": 1e-6}
     end = sn.solve(predation, y0, ts, solver="dopri8", rtol=1e-11, atol=1e-12).ys[-1]
     ours = float((sn.solve(predation, y0, ts, solver="fehlberg2", **tolerances).ys[-1] - end).abs().max())
     theirs = float((torchdiffeq.odeint(predation, y0, ts, method="fehlberg2", **tolerances)[-1] - end).abs().max())

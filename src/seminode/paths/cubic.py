@@ -20,9 +20,9 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
     """The natural cubic spline through observations: twice continuously differentiable, X″ = 0 at both ends.
 
     Every value depends on all observations, also on later ones, so it is not for predictions while data come in.
-    Where a channel is missing (NaN), its spline goes through the observed values only. Before the first and after the last
-    of them it has the value of that observation at every knot, but it is not constant: it oscillates between the knots,
-    as every natural spline does.
+    Where a channel is missing (NaN), its spline goes through the observed values only. Before the first and after the
+    last of them it has the value of that observation at every knot. It is not constant there: between the knots it
+    oscillates.
 
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].
