@@ -46,7 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--solver", dest="solvers", help="only these, such as dopri5 tsit5", **names)
     parser.add_argument("--no-compile", action="store_true", help="leave out compiled contenders")
     parser.add_argument("--repeats", type=int, metavar="N", help="timed runs of each (default: 3)")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds for the repeats of a row (default: 30)")
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="seconds for the reference and for each row (default: 30)"
+    )
+    parser.add_argument("--reference", type=float, metavar="RTOL", help="rtol of the reference (default: 1e-10)")
     parser.add_argument("--tolerances", type=float, nargs="+", metavar="RTOL", help="further values of rtol")
     parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw errors against work (needs matplotlib)")
@@ -87,7 +90,7 @@ def _renamed(message: str) -> str:
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Those of `profile`, from the factory and from the options."""
     given = _problem(options.target)
-    for name in ("rtol", "atol", "adjoints", "solvers", "repeats", "time_limit", "tolerances"):
+    for name in ("rtol", "atol", "adjoints", "solvers", "repeats", "time_limit", "reference", "tolerances"):
         value = getattr(options, name)
         if value is not None:
             given[name] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from ..problem import Stats
 from .contenders import Contender
 from .isolation import Snapshot
 from .memory import peak_bytes
+from .progress import progress_bar
 from .results import Row
 from .subject import flat_gradient, now, relative_error
 
@@ -123,8 +123,8 @@ class Course:
         drafts = [Draft(contender) for contender in contenders]
         for draft in self._turns(drafts, "first runs"):
             self._attempt(draft, self._first)
-        for _ in range(self.repeats):
-            for draft in self._turns(drafts, "timed runs"):
+        for i in range(self.repeats):
+            for draft in self._turns(drafts, f"timed runs {i + 1}/{self.repeats}"):
                 self._attempt(draft, self._timed)
         if self.memory:
             for draft in self._turns(drafts, "memory"):
@@ -132,15 +132,14 @@ class Course:
         return [draft.row() for draft in drafts]
 
     def _turns(self, drafts: Sequence[Draft], what: str) -> Iterator[Draft]:
-        """Those still in the race, each from the same state of everything, with a bar on a terminal."""
-        from tqdm import tqdm
-
-        hidden = not (self.progress and sys.stderr.isatty())
-        bar = tqdm([draft for draft in drafts if draft.reason is None], desc=what, disable=hidden, leave=False)
-        for draft in bar:
-            bar.set_postfix_str(draft.contender.label, refresh=True)
-            self.snapshot.restore()
-            yield draft
+        """The contenders that have not failed, each from the same state, with a progress bar on a terminal."""
+        active = [draft for draft in drafts if draft.reason is None]
+        with progress_bar(self.progress, what, total=len(active)) as bar:
+            for draft in active:
+                bar.set_postfix_str(draft.contender.label, refresh=True)
+                self.snapshot.restore()
+                yield draft
+                bar.update()
 
     def _attempt(self, draft: Draft, run: Callable[[Draft], None]) -> None:
         try:

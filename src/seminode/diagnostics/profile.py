@@ -68,7 +68,8 @@ def profile(
         compile: with and without `compile=True`; each takes seconds to compile. `False` or `True` for only one.
         tolerances: further values of rtol, for the picture; atol keeps its ratio to rtol.
         repeats: timed runs of each, in turns; the quickest counts.
-        time_limit: seconds for the repeats of one row; a solve that would take longer by far is broken off.
+        time_limit: seconds for the reference, and for the timed runs of each row. A reference that is not finished
+            by then is relaxed or left out, and a solve that would take much longer is stopped.
         memory_limit: bytes that a recommended row may need; by default half of what the device has.
         reference: the rtol of the reference gradient.
         progress: show a progress bar on a terminal.
@@ -125,8 +126,8 @@ def _profile(
     main = levels[0]
     tightest = min((largest(r) or math.inf for r, _ in levels if r is not None), default=math.inf)
     rtol = max(1e-13, min(limits["reference"], 1e-3 * tightest))
-    steps = min(50_000, max(5_000, int(5 * limits["time_limit"] / (50 * max(look.seconds, 1e-5)))))
-    known, gradient = reference_gradient(subject, look, rtol, Means(_ratio(*main), steps, snapshot.restore))
+    means = Means(_ratio(*main), snapshot.restore, limits["time_limit"], progress)
+    known, gradient = reference_gradient(subject, look, rtol, means)
     if gradient is not None and not bool(gradient.any()):
         raise ValueError("loss: its gradient is zero for all of y0, ts, args and parameters: nothing to compare")
     course.reference = gradient

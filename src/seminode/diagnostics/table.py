@@ -77,6 +77,8 @@ def _noise(rows: Iterable[Row]) -> list[str]:
 
 def _advice(profile: Profile) -> list[str]:
     chosen = profile.recommendation
+    if chosen is None and profile.reference.dtype == "none":
+        return ["No recommendation: without a reference, the errors of the gradients are unknown."]
     if chosen is None:
         return ["No recommendation: no gradient could be measured and trusted."]
     return [chosen.reason, f"    {chosen.call}"]
