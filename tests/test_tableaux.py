@@ -355,7 +355,9 @@ MISSHAPEN: dict[str, Callable[[], Tableau]] = {
     "len(e) = s + 1": lambda: replace(BOSH3, e=(0.0,) * 3),
     "embedded_order goes with e": lambda: replace(RK4, embedded_order=3),
     "len(interpolant) = s + 1": lambda: replace(RK4, interpolant=RK4.interpolant[1:]),
-    "rows of the interpolant have one length": lambda: replace(RK4, interpolant=(*RK4.interpolant[:4], (0.0, 0.0))),
+    "rows of the interpolant have the same length": lambda: replace(
+        RK4, interpolant=(*RK4.interpolant[:4], (0.0, 0.0))
+    ),
     "order >= 1": lambda: replace(RK4, order=0),
     "1 <= interpolant_order <= order": lambda: replace(HEUN, interpolant_order=3),
 }
