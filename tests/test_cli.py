@@ -124,7 +124,7 @@ def test_options_go_before_those_of_the_factory(here: Path, capsys: pytest.Captu
         (["problems_here:"], "expected module:factory or file.py:factory, found 'problems_here:'"),
         (["nowhere:problem"], "no module named 'nowhere' on the path or in "),
         (["problems_here.sub:problem"], "no module named 'problems_here.sub'"),
-        (["..:problem"], "'..' is no name of a module"),
+        (["..:problem"], "'..' is not the name of a module"),
         (["nowhere.py:problem"], "no file 'nowhere.py'"),
         (
             ["problems_here:nothing"],

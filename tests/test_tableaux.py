@@ -143,6 +143,36 @@ def test_dopri8_slopes_allow_no_interpolant_of_order_six() -> None:
     assert contradiction(6) > 1e-3
 
 
+# The error estimate of fehlberg2
+
+
+def linear_step(tableau: Tableau, z: float) -> tuple[float, float]:
+    """(y1, error estimate) of one step of y' = l y from y0 = 1, with z = l dt."""
+    slopes: list[float] = []
+    for row in (*tableau.a, tableau.b):
+        slopes.append(z * (1 + sum(weight * k for weight, k in zip(row, slopes, strict=True))))
+    y1 = 1 + sum(weight * k for weight, k in zip(tableau.b, slopes, strict=False))
+    return y1, sum(weight * k for weight, k in zip(tableau.e or (), slopes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tableau", "leading", "ratio"),
+    [(FEHLBERG2, 1 / 512, 512 * (1 / 6 - 255 / 2**18)), (ADAPTIVE_HEUN, 1 / 2, 2 / 6)],
+    ids=["fehlberg2", "adaptive_heun"],
+)
+def test_local_error_over_estimate(tableau: Tableau, leading: float, ratio: float) -> None:
+    """estimate = leading dt^2 y'' + ..., local error = ratio |l| dt times the estimate: 84.8 |l| dt for fehlberg2."""
+    a, c = slope_matrix(tableau), np.array((*tableau.c, 1.0))
+    assert abs(np.array(tableau.e) @ c) == pytest.approx(leading, rel=1e-14)
+    assert (1 / 6 - np.array((*tableau.b, 0.0)) @ a @ c) / leading == pytest.approx(ratio, rel=1e-12)
+    for z in (-1e-2, -1e-3):
+        y1, estimate = linear_step(tableau, z)
+        assert abs((math.exp(z) - y1) / estimate) == pytest.approx(ratio * abs(z), rel=0.02)
+    y1, estimate = linear_step(tableau, -0.2)  # the step that rtol = 1e-4 allows fehlberg2
+    underestimated = abs(math.exp(-0.2) - y1) > 10 * abs(estimate)
+    assert underestimated == (tableau is FEHLBERG2)
+
+
 # Derived quantities and the published form
 
 
@@ -325,7 +355,9 @@ MISSHAPEN: dict[str, Callable[[], Tableau]] = {
     "len(e) = s + 1": lambda: replace(BOSH3, e=(0.0,) * 3),
     "embedded_order goes with e": lambda: replace(RK4, embedded_order=3),
     "len(interpolant) = s + 1": lambda: replace(RK4, interpolant=RK4.interpolant[1:]),
-    "rows of the interpolant have one length": lambda: replace(RK4, interpolant=(*RK4.interpolant[:4], (0.0, 0.0))),
+    "rows of the interpolant have the same length": lambda: replace(
+        RK4, interpolant=(*RK4.interpolant[:4], (0.0, 0.0))
+    ),
     "order >= 1": lambda: replace(RK4, order=0),
     "1 <= interpolant_order <= order": lambda: replace(HEUN, interpolant_order=3),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from seminode._compile import graph as graphs
-from seminode.diagnostics import Profile, Reference, Row, backward_cost, cost
+from seminode.diagnostics import Profile, Reference, Row, backward_cost, cost, reference
 from seminode.diagnostics.contenders import Contender, check_adjoints, check_solvers, written
 from seminode.diagnostics.memory import peak_bytes
 from seminode.diagnostics.recommendation import recommend
@@ -267,6 +268,86 @@ def test_steps_beyond_the_limit_of_time_are_broken_off() -> None:
     assert "time_limit=0.01" in str(found.rows[0].reason)
     assert found.recommendation is None
     assert "No recommendation" in str(found)
+
+
+class Ticks:
+    """A clock that moves on by one second whenever the field is evaluated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        monkeypatch.setattr(reference, "perf_counter", lambda: self.seconds)
+
+    def over(self, field: Callable[..., Any]) -> Callable[..., Any]:
+        def ticking(t: Tensor, y: Tensor) -> Tensor:
+            self.seconds += 1.0
+            return field(t, y)
+
+        return ticking
+
+
+def growth(clock: Ticks, time_limit: float, **options: Any) -> Profile:
+    a = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    y0 = torch.ones(2, dtype=torch.float64)
+    options = {**QUICK, "adjoints": "Replay", "solvers": "dopri5", "rtol": 1e-4, "time_limit": time_limit, **options}
+    return sn.profile(clock.over(lambda t, y: a * y), y0, [0.0, 20.0], lambda ys: ys[-1].sum(), **options)
+
+
+def test_the_time_limit_holds_for_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticks(monkeypatch)
+    whole = growth(clock, 1e9)
+    assert whole.reference.note == ""
+    assert whole.reference.rtol == 1e-10
+    tight = clock.seconds
+    clock.seconds = 0.0
+    found = growth(clock, 50.0)
+    assert found.reference.dtype == "none"
+    first, last = found.reference.note.split("; ", 1)
+    assert first == "rtol 1e-10: not finished within half of time_limit=50 s"
+    assert last.startswith("not finished within time_limit=50 s; pass a larger time_limit, or a looser tolerance such ")
+    assert "reference=1e-06" in last
+    rows = found.rows[0].forward.nfe + found.rows[0].backward.nfe
+    assert clock.seconds <= 50 + 1 + 3 * rows + 3 < tight  # the reference; then a first, a timed and a last run
+    assert math.isnan(found.rows[0].error)
+    assert found.recommendation is None
+    assert "errors relative to: no reference: rtol 1e-10: not finished" in " ".join(str(found).split())
+    assert "No recommendation: without a reference, the errors of the gradients are unknown." in str(found)
+
+
+def test_a_reference_that_takes_too_long_is_relaxed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = growth(Ticks(monkeypatch), 1000.0)
+    assert found.reference.rtol == 1e-4
+    assert found.reference.note == "rtol 1e-10: not finished within half of time_limit=1000 s"
+    assert found.reference.good_to is not None
+    assert found.recommendation is not None
+
+
+def test_a_loose_reference_is_not_advised_to_be_looser(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = growth(Ticks(monkeypatch), 20.0, rtol=1e-1, reference=1e-4)
+    assert found.reference.note == "not finished within time_limit=20 s; pass a larger time_limit"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("terminal", "progress"), [(True, True), (True, False), (False, True)])
+def test_progress_is_shown_on_a_terminal_only(
+    terminal: bool, progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    options = {"adjoints": ["Replay", "Direct"], "solvers": "dopri5", "compile": False, "repeats": 2}
+    found = sn.profile(Field(), start(), [0.0, 1.0], loss, progress=progress, **options)
+    text = shown.getvalue()
+    if terminal and progress:
+        phases = ["reference, rtol 1e-10", "first runs", "timed runs 1/2", "timed runs 2/2", "memory"]
+        assert sorted(phases, key=text.index) == phases
+        assert "Direct, dopri5, eager" in text
+        assert "time limit 30 s" in text
+    else:
+        assert text == ""
+    assert capsys.readouterr().out == f"{found}\n"
 
 
 def test_the_table_is_aligned_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -527,7 +608,7 @@ def test_when_compiling_pays() -> None:
     compiled = row(sn.Direct(), 0.1, 1e-5, compile=True, first_seconds=20.05)
     found = recommend([eager, compiled], 1e-4)
     assert found is not None
-    assert "Compiling for dopri5 took up to 20 s, which 100 passes make up for." in found.reason
+    assert "Compiling for dopri5 took up to 20 s, which pays off after 100 passes." in found.reason
 
 
 def test_a_noisy_clock_is_told_of() -> None:
@@ -569,11 +650,15 @@ def test_names() -> None:
         ({"loss": lambda ys: ys}, ValueError, r"loss: expected loss\(ys\) to return a scalar, found shape \(2, 5, 3\)"),
         ({"loss": lambda ys: 1.0}, TypeError, r"loss: .* scalar tensor, found float"),
         ({"loss": lambda ys: ys.detach().sum()}, ValueError, r"loss: .* can be differentiated"),
-        ({"loss": lambda ys: 0 * ys.sum()}, ValueError, r"loss: its gradient is zero"),
-        ({"field": lambda t, y: -y}, ValueError, r"field, y0, args: nothing to differentiate"),
+        ({"loss": lambda ys: 0 * ys.sum()}, ValueError, r"loss: expected a gradient that is not zero, found 0"),
+        (
+            {"field": lambda t, y: -y},
+            ValueError,
+            r"field, y0, args: expected a parameter .* that requires a gradient, found none",
+        ),
         ({"field": 3}, TypeError, r"field: expected a callable"),
         ({"y0": "x"}, TypeError, r"y0: expected a tensor, found str"),
-        ({"ts": [1.0, 1.0]}, ValueError, r"ts: expected an interval to solve over, found the one time 1"),
+        ({"ts": [1.0, 1.0]}, ValueError, r"ts: expected an interval to solve over, found the single time 1"),
         ({"args": 1}, TypeError, r"args: expected a tuple"),
         ({"repeats": 0}, ValueError, r"repeats: expected a whole number of at least 1, found 0"),
         ({"time_limit": 0.0}, ValueError, r"time_limit: expected a number above zero, found 0"),
@@ -581,7 +666,7 @@ def test_names() -> None:
         ({"adjoints": []}, ValueError, r"adjoints: expected at least one, found none"),
         ({"adjoints": ["Relay"]}, ValueError, r"adjoints\[0\]: unknown name 'Relay'; did you mean 'Replay'\? Known: "),
         ({"adjoints": [sn.Replay]}, TypeError, r"adjoints\[0\]: .* found the class Replay"),
-        ({"adjoints": ["Checkpointed(0)"]}, ValueError, r"adjoints\[0\]: 'Checkpointed\(0\)' cannot be made: n: "),
+        ({"adjoints": ["Checkpointed(0)"]}, ValueError, r"adjoints\[0\]: 'Checkpointed\(0\)' is invalid: n: "),
         ({"adjoints": ["open('x')()"]}, ValueError, r"adjoints\[0\]: expected a name, found"),
         ({"adjoints": 3}, TypeError, r"adjoints: expected a sequence of names or objects, found int"),
         ({"solvers": []}, ValueError, r"solvers: expected at least one"),
@@ -593,7 +678,11 @@ def test_names() -> None:
         ({"rtol": -1.0}, ValueError, r"rtol: expected a finite number"),
         ({"controller": 3}, TypeError, r"controller: expected a Controller, found int"),
         ({"controller": sn.FixedStep(0.1), "rtol": 1e-3}, ValueError, r"rtol: does nothing with FixedStep"),
-        ({"controller": sn.FixedStep(0.1), "tolerances": [1e-3]}, ValueError, r"tolerances: do nothing with FixedStep"),
+        (
+            {"controller": sn.FixedStep(0.1), "tolerances": [1e-3]},
+            ValueError,
+            r"tolerances: have no effect with FixedStep",
+        ),
         ({"verbose": 1}, TypeError, r"verbose: expected True or False, found 1"),
         ({"params": 3}, TypeError, r"params: expected a module"),
     ],

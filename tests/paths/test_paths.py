@@ -33,6 +33,9 @@ def series(*shape: int, gaps: float = 0.0, seed: int = 0, dtype: torch.dtype = t
     return x.masked_fill(missing, torch.nan).to(dtype)
 
 
+X = series(4, 5, 3)
+
+
 def irregular(*shape: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (0.1 + torch.rand(*shape, generator=generator, dtype=torch.float64)).cumsum(-1)
@@ -148,6 +151,30 @@ def test_hermite_is_causal_but_for_its_own_piece() -> None:
     early = torch.linspace(0, 5, 51, dtype=torch.float64)
     assert torch.equal(paths.hermite_cubic(x).evaluate(early), paths.hermite_cubic(changed).evaluate(early))
     assert not torch.equal(paths.natural_cubic(x).evaluate(early), paths.natural_cubic(changed).evaluate(early))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own times"])
+def test_before_the_first_and_after_the_last_observation(own: bool) -> None:
+    """All paths hold the value at the knots; between them only linear ones do, and Hermite ones but for one piece."""
+    nan = torch.nan
+    x = torch.tensor([[nan, nan, 1.0, 3.0, 2.0, nan, nan, nan]], dtype=torch.float64).unsqueeze(-1)
+    times = torch.arange(8.0, dtype=torch.float64)
+    before, after = torch.linspace(0, 2, 41, dtype=torch.float64), torch.linspace(4, 7, 61, dtype=torch.float64)
+    inner = after[after > 5]
+    for scheme in SCHEMES.values():
+        path = scheme(x, times.unsqueeze(0) if own else times)
+        torch.testing.assert_close(path.evaluate(times).flatten()[:3], torch.ones(3, dtype=torch.float64))
+        torch.testing.assert_close(path.evaluate(times).flatten()[4:], torch.full((4,), 2.0, dtype=torch.float64))
+        held = [bool((path.evaluate(t) == value).all()) for t, value in ((before, 1.0), (after, 2.0), (inner, 2.0))]
+        expected = {paths.linear: [True] * 3, paths.hermite_cubic: [True, False, True]}
+        assert held == expected.get(scheme, [False] * 3)
+    hermite = paths.hermite_cubic(x, times)
+    torch.testing.assert_close(hermite.derivative(4.0, side="right"), torch.tensor([[-1.0]], dtype=torch.float64))
+    torch.testing.assert_close(hermite.evaluate(4.5), torch.tensor([[1.875]], dtype=torch.float64))
+    with pytest.warns(UserWarning, match="not causal"):
+        rectilinear = paths.rectilinear(paths.append_time(x, times), times.unsqueeze(0) if own else times)
+    assert bool((rectilinear.evaluate(before)[..., 1] == 1.0).all())
+    assert bool((rectilinear.evaluate(after)[..., 1] == 2.0).all())
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own times"])
@@ -431,7 +458,7 @@ def test_elsewhere() -> None:
     torch.testing.assert_close(narrow.evaluate(1.3), path.evaluate(1.3).float())
     assert torch.equal(narrow.jumps, path.jumps)
     assert path.to("cpu").evaluate(1.0).dtype == torch.float64
-    expected = "Path(natural cubic, 6 knots of its own for each series on [0.4, 4.9], batch_shape=(3,), channels=2, "
+    expected = "Path(natural cubic, 6 knots per series on [0.4, 4.9], batch_shape=(3,), channels=2, "
     t0, t1 = path.interval
     assert repr(path) == expected.replace("[0.4, 4.9]", f"[{t0:g}, {t1:g}]") + "torch.float64)"
     with pytest.raises(TypeError, match=r"dtype: expected a floating-point dtype, found torch\.int64"):
@@ -447,6 +474,177 @@ def test_copies_and_transforms() -> None:
     jacobian = torch.func.jacrev(lambda x: paths.linear(x).evaluate(t))(x)
     weights = jacobian[0, 0, 0, :, 0]
     torch.testing.assert_close(weights, torch.tensor([0.0, 0.0, 0.7, 0.3, 0.0, 0.0], dtype=torch.float64))
+
+
+def build(name: str, own: bool, ragged: bool) -> paths.Path:
+    """A path of 5 series with gaps, with its own times and lengths if asked for."""
+    x = paths.append_time(series(5, 9, 2, gaps=0.3))
+    x[:, 0] = 0.5
+    if name == "rectilinear":
+        x[..., 0] = torch.arange(9)
+    times = irregular(5, 9) if own else irregular(9)
+    lengths = torch.tensor([9, 6, 2, 1, 8]) if ragged else None
+    return (paths.rectilinear if name == "rectilinear" else SCHEMES[name])(x, times, lengths=lengths)
+
+
+def same_path(a: paths.Path, b: paths.Path) -> None:
+    """Equal everywhere up to rounding, also beyond the ends."""
+    ts = torch.linspace(-2.0, 8.0, 101, dtype=torch.float64)
+    torch.testing.assert_close(a.evaluate(ts), b.evaluate(ts), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(a.derivative(ts), b.derivative(ts), rtol=1e-14, atol=1e-14)
+    assert torch.equal(a.jumps, b.jumps)
+    assert (a.interval, a.smooth, repr(a)) == (b.interval, b.smooth, repr(b))
+
+
+all_kinds = pytest.mark.parametrize("name", [*SCHEMES, "rectilinear"])
+own_or_shared = pytest.mark.parametrize("own", [False, True], ids=["shared", "own times"])
+ragged_or_not = pytest.mark.parametrize("ragged", [False, True], ids=["equal", "ragged"])
+
+
+@all_kinds
+@own_or_shared
+@ragged_or_not
+def test_indexing(name: str, own: bool, ragged: bool) -> None:
+    path = build(name, own, ragged)
+    ts = torch.linspace(-2.0, 8.0, 101, dtype=torch.float64)
+    values, slopes = path.evaluate(ts), path.derivative(ts)
+    assert len(path) == len(list(path)) == 5
+    mask = torch.tensor([True, False, True, True, False])
+    for index in (0, 3, -1, torch.tensor(2), slice(1, 4), slice(None, None, 2), [4, 0, 0], torch.tensor([3, 1]), mask):
+        part = path[index]
+        torch.testing.assert_close(part.evaluate(ts), values[:, index], rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(part.derivative(ts), slopes[:, index], rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(part.evaluate(2.6), path.evaluate(2.6)[index], rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(part.derivative(2.6), path.derivative(2.6)[index], rtol=1e-14, atol=1e-14)
+        assert part.batch_shape == values[0, index].shape[:-1]
+        assert (part.smooth, part.kind, part.shared) == (path.smooth, path.kind, path.shared)
+        clock = path.on_index_clock().evaluate(3.3)[index]
+        torch.testing.assert_close(part.on_index_clock().evaluate(3.3), clock, rtol=1e-14, atol=1e-14)
+        narrow = path.to(torch.float32).evaluate(ts)[:, index]
+        torch.testing.assert_close(part.to(torch.float32).evaluate(ts), narrow)
+
+
+def test_indexing_takes_the_first_batch_axis() -> None:
+    x = series(2, 3, 6, 4).requires_grad_()
+    path = paths.hermite_cubic(x, irregular(2, 3, 6))
+    assert len(path) == 2
+    assert path[1].batch_shape == (3,)
+    assert torch.equal(path[1][2].evaluate(2.0), path.evaluate(2.0)[1, 2])
+    path[1].evaluate(2.0).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad[0] == 0).all())
+    assert bool(x.grad[1].any())
+    single = path[1][2]
+    assert bool(single)
+    with pytest.raises(
+        TypeError, match=r"len\(\): expected a path with a batch axis, found the path of a single series"
+    ):
+        len(single)
+    with pytest.raises(TypeError, match="index: expected a path with a batch axis"):
+        single[0]
+
+
+@all_kinds
+@own_or_shared
+@ragged_or_not
+def test_saved_and_loaded(name: str, own: bool, ragged: bool, tmp_path: Any) -> None:
+    """torch.load with weights_only=True, which is its default."""
+    path = build(name, own, ragged)
+    for original in (path, path[1:3], path[1], path[3], path.on_index_clock()):
+        torch.save(original.state_dict(), tmp_path / "path.pt")
+        same_path(paths.Path.from_state_dict(torch.load(tmp_path / "path.pt", weights_only=True)), original)
+
+
+@all_kinds
+def test_coefficients(name: str) -> None:
+    path = build(name, own=False, ragged=False)
+    pieces, degree = len(path.times) - 1, 3 if path.smooth else 1
+    assert path.coefficients.shape == (5, pieces, degree + 1, 3)
+    same_path(paths.Path.from_coefficients(path.coefficients, path.times, smooth=path.smooth, kind=path.kind), path)
+    if path.smooth:  # a spline that is not said to be smooth has a jump at every knot
+        assert torch.equal(paths.Path.from_coefficients(path.coefficients, path.times).jumps, path.bends)
+    single = paths.Path.from_coefficients(path.coefficients[2], path.times)
+    assert torch.equal(single.evaluate(1.5), path.evaluate(1.5)[2])
+    assert paths.Path.from_coefficients(path.coefficients).times.tolist() == list(range(pieces + 1))
+
+
+def test_coefficients_have_gradients() -> None:
+    x = series(3, 6, 2).requires_grad_()
+    path = paths.natural_cubic(x)
+    again = paths.Path.from_coefficients(path.coefficients, path.times, smooth=True)
+    expected = torch.autograd.grad(path.evaluate(2.3).sum(), x, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(again.evaluate(2.3).sum(), x)[0], expected)
+    assert not path.state_dict()["coefficients"].requires_grad
+
+
+@own_or_shared
+def test_batches_of_a_data_loader(own: bool) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    path, labels = build("Hermite cubic", own, ragged=True), torch.arange(5)
+    seen = []
+    for index in DataLoader(range(len(path)), batch_size=2, shuffle=True):  # type: ignore[arg-type]
+        batch = path[index]
+        assert torch.equal(batch.evaluate(3.0), path.evaluate(3.0)[index])
+        seen += labels[index].tolist()
+    assert sorted(seen) == labels.tolist()
+    assert path.lengths is not None
+    tensors = TensorDataset(path.coefficients, path.times.expand(5, -1), path.lengths, labels)
+    for coefficients, times, lengths, label in DataLoader(tensors, batch_size=2):
+        batch = paths.Path.from_coefficients(coefficients, times, lengths=lengths, smooth=path.smooth)
+        during = batch.times[0, :2]
+        torch.testing.assert_close(batch.evaluate(during)[:, 0], path.evaluate(during)[:, label[0]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (4, IndexError, "index: expected numbers from -4 to 3, found 4"),
+        ([0, -5], IndexError, "index: expected numbers from -4 to 3, found -5"),
+        (slice(2, 2), ValueError, "index: expected at least one series, found none"),
+        (torch.zeros(4, dtype=torch.bool), ValueError, "index: expected at least one series, found none"),
+        (torch.ones(3, dtype=torch.bool), TypeError, r"index: expected integers or a mask of shape \(4,\), found"),
+        (1.0, TypeError, r"index: expected integers or a mask of shape \(4,\), found torch.float"),
+        ((0, 1), TypeError, "index: expected an integer, a slice, or a sequence of integers, found tuple"),
+        (torch.zeros(2, 2).long(), TypeError, r"index: expected an integer, a slice, .* found \(2, 2\)"),
+        (None, TypeError, "index: expected a tensor or a sequence of numbers, found NoneType"),
+    ],
+)
+def test_mistaken_indices(index: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        paths.linear(X)[index]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"coefficients": [1.0]}, TypeError, "coefficients: expected a tensor, found list"),
+        ({"coefficients": torch.ones(4, 4, 2, 3).long()}, TypeError, "coefficients: expected a floating-point dtype"),
+        ({"coefficients": torch.ones(4, 3)}, ValueError, r"coefficients: expected shape \(batch.*found \(4, 3\)"),
+        ({"coefficients": torch.ones(4, 4, 1, 3)}, ValueError, r"a degree of at least 1, found \(4, 4, 1, 3\)"),
+        ({"coefficients": torch.full((4, 4, 2, 3), torch.nan)}, ValueError, "expected finite values, found NaN or inf"),
+        ({"times": torch.arange(4.0)}, ValueError, r"times: expected shape \(5,\) or \(4, 5\), .*found \(4,\)"),
+        ({"times": [0.0, 1.0, 1.0, 2.0, 3.0]}, ValueError, "strictly increasing times"),
+        ({"lengths": [1, 2]}, ValueError, r"lengths: expected shape \(4,\), one number per series"),
+        ({"lengths": [5, 5, 5, 4]}, ValueError, "coefficients: expected constant pieces after the last knot"),
+        ({"smooth": 1}, TypeError, "smooth: expected True or False, found 1"),
+    ],
+)
+def test_mistaken_coefficients(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    options = {"coefficients": paths.linear(X).coefficients, "times": None, **changes}
+    with pytest.raises(error, match=message):
+        paths.Path.from_coefficients(**options)
+
+
+def test_mistaken_state() -> None:
+    state = paths.linear(X).state_dict()
+    with pytest.raises(ValueError, match=r"state: expected a dict with the keys coefficients, kind, .* found list"):
+        paths.Path.from_state_dict([state])  # type: ignore[arg-type]
+    del state["times"]
+    with pytest.raises(
+        ValueError, match=r"state: expected a dict .* found coefficients, lengths, smooth, shared, kind"
+    ):
+        paths.Path.from_state_dict(state)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -481,9 +679,6 @@ def test_time_and_intensity() -> None:
     assert torch.equal(paths.append_time(x, lengths=[9, 3, 1, 5])[1, :, 0], torch.tensor([0.0, 1, 2, 2, 2, 2, 2, 2, 2]))
 
 
-X = series(4, 5, 3)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -499,7 +694,7 @@ X = series(4, 5, 3)
         ((X, [0.0, 1.0, 2.0, 3.0, math.inf]), ValueError, r"times\[4\]: expected a finite time, found inf"),
         ((X, "abc"), TypeError, "times: expected a tensor or a sequence of numbers, found str"),
         ((X, [[0.0, 1.0], [2.0]]), TypeError, "times: expected a tensor or a sequence of numbers, found list"),
-        ((X, torch.arange(4.0)), ValueError, r"times: expected shape \(5,\) or \(4, 5\) for x of shape"),
+        ((X, torch.arange(4.0)), ValueError, r"times: expected shape \(5,\) or \(4, 5\), one time per knot"),
         ((X, torch.arange(20.0).reshape(5, 4)), ValueError, r"times: expected shape \(5,\) or \(4, 5\)"),
         ((X, torch.ones(5, dtype=torch.bool)), TypeError, "times: expected real numbers, found torch.bool"),
         ((X.float(), 1.7e9 + torch.arange(5.0, dtype=torch.float64)), ValueError, "subtract the first time"),
@@ -521,11 +716,11 @@ def test_mistakes(scheme: Callable[..., paths.Path], arguments: Any, error: type
 @pytest.mark.parametrize(
     ("lengths", "error", "message"),
     [
-        ([1.0, 2.0, 3.0, 4.0], TypeError, "lengths: expected whole numbers, found torch.float"),
+        ([1.0, 2.0, 3.0, 4.0], TypeError, "lengths: expected integers, found torch.float"),
         ("abcd", TypeError, "lengths: expected a tensor or a sequence of numbers, found str"),
-        ([5, 5], ValueError, r"lengths: expected shape \(4,\), one for each series, found \(2,\)"),
-        ([5, 6, 1, 1], ValueError, "lengths: expected numbers from 1 to 5, the knots of x, found 6"),
-        ([5, 0, 1, 1], ValueError, "lengths: expected numbers from 1 to 5, the knots of x, found 0"),
+        ([5, 5], ValueError, r"lengths: expected shape \(4,\), one number per series, found \(2,\)"),
+        ([5, 6, 1, 1], ValueError, "lengths: expected numbers from 1 to 5, the number of knots, found 6"),
+        ([5, 0, 1, 1], ValueError, "lengths: expected numbers from 1 to 5, the number of knots, found 0"),
     ],
 )
 def test_mistaken_lengths(lengths: Any, error: type[Exception], message: str) -> None:

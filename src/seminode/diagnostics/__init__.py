@@ -1,4 +1,4 @@
-"""Diagnostics: which adjoint, which solver, compiled or not, for a problem of your own?"""
+"""Diagnostics: measure adjoints and solvers, eager and compiled, on your own problem."""
 
 from __future__ import annotations
 

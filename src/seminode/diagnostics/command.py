@@ -23,38 +23,41 @@ REQUIRED = ("field", "y0", "ts", "loss")
 KNOWN = tuple(inspect.signature(profile).parameters)
 
 DESCRIPTION = """\
-Measure every admissible adjoint, with a few solvers, eager and compiled, on a problem of your own, and recommend one.
+Measure all adjoints with a few solvers, eager and compiled, on your own problem, and recommend one.
 
 The target is module:factory or path/to/file.py:factory. factory() takes no arguments and returns a mapping or a
-dataclass with field, y0, ts and loss and, if it likes, further arguments of seminode.profile: args, rtol, atol, jumps,
-norm, params, controller, adjoints, solvers, ... Options given here go before those."""
+dataclass with field, y0, ts and loss. It may contain further arguments of seminode.profile: args, rtol, atol, jumps,
+norm, params, controller, adjoints, solvers, ... Options of the command override them."""
 
 
 class Refused(Exception):
-    """What was given cannot be used; one line says why."""
+    """Invalid input. The message is one line."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("target", metavar="module:factory", help="where the problem comes from")
+    parser.add_argument("target", metavar="module:factory", help="the function that returns the problem")
     parser.add_argument("--rtol", type=float, help="relative tolerance")
     parser.add_argument("--atol", type=float, help="absolute tolerance")
     names: dict[str, Any] = {"nargs": "+", "action": "extend", "metavar": "NAME"}
     parser.add_argument("--adjoint", dest="adjoints", help="only these, such as Direct or 'Checkpointed(4)'", **names)
     parser.add_argument("--solver", dest="solvers", help="only these, such as dopri5 tsit5", **names)
-    parser.add_argument("--no-compile", action="store_true", help="leave out compiled contenders")
-    parser.add_argument("--repeats", type=int, metavar="N", help="timed runs of each (default: 3)")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds for the repeats of a row (default: 30)")
-    parser.add_argument("--tolerances", type=float, nargs="+", metavar="RTOL", help="further values of rtol")
-    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw errors against work (needs matplotlib)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers")
+    parser.add_argument("--no-compile", action="store_true", help="do not measure compiled contenders")
+    parser.add_argument("--repeats", type=int, metavar="N", help="timed runs of each contender (default: 3)")
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="seconds for the reference and for each row (default: 30)"
+    )
+    parser.add_argument("--reference", type=float, metavar="RTOL", help="rtol of the reference (default: 1e-10)")
+    parser.add_argument("--tolerances", type=float, nargs="+", metavar="RTOL", help="additional values of rtol")
+    parser.add_argument("--threads", type=int, metavar="N", help="number of threads of PyTorch")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="plot errors against work (needs matplotlib)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print and write."""
+    """Measure the problem, print the table and write the files."""
     threads = torch.get_num_threads()
     try:
         _check_files(options)
@@ -65,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             found = profile(*with_defaults.values(), **given)
         except (ValueError, TypeError) as error:
-            # An argument's own message begins with its name; anything else is the user's code, and its own traceback.
+            # Messages about arguments begin with the name. Other errors are the user's own and keep their traceback.
             if re.match(rf"({'|'.join(KNOWN)})\b[^:\n]*: ", str(error)):
                 raise Refused(_renamed(str(error))) from error
             raise
@@ -79,15 +82,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _renamed(message: str) -> str:
-    """As the options of the command are called."""
+    """The message with the names of the command's options."""
     message = re.sub(r"^(adjoint|solver)s\[\d+\]", r"--\1", message)
     return " ".join(message.split())
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Those of `profile`, from the factory and from the options."""
+    """The arguments of `profile`, from the factory and from the options."""
     given = _problem(options.target)
-    for name in ("rtol", "atol", "adjoints", "solvers", "repeats", "time_limit", "tolerances"):
+    for name in ("rtol", "atol", "adjoints", "solvers", "repeats", "time_limit", "reference", "tolerances"):
         value = getattr(options, name)
         if value is not None:
             given[name] = value
@@ -97,7 +100,7 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _problem(target: str) -> dict[str, Any]:
-    """What the factory returns."""
+    """The result of the factory."""
     place, colon, name = target.rpartition(":")
     if not (colon and place and name):
         refuse(f"expected module:factory or file.py:factory, found {target!r}")
@@ -119,7 +122,7 @@ def _candidates(module: Any) -> str:
 
 def _checked(target: str, problem: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(problem) and not isinstance(problem, type):
-        # Not asdict(), which would copy every tensor.
+        # Not asdict(): it would copy every tensor.
         problem = {each.name: getattr(problem, each.name) for each in dataclasses.fields(problem)}
     if not isinstance(problem, Mapping):
         kind = type(problem).__name__
@@ -135,19 +138,19 @@ def _checked(target: str, problem: Any) -> dict[str, Any]:
 
 
 def _imported(name: str) -> Any:
-    """A module, also from the current directory."""
+    """Import a module that is installed or in the current directory."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # If it is another that is missing, the traceback says which and where.
+        # If another module is missing, the traceback shows which one.
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         refuse(f"no module named {name!r} on the path or in {os.getcwd()}; expected module:factory or file.py:factory")
     except (TypeError, ValueError):
-        refuse(f"{name!r} is no name of a module; expected module:factory or file.py:factory")
+        refuse(f"{name!r} is not the name of a module; expected module:factory or file.py:factory")
 
 
 def _from_file(place: str) -> Any:
@@ -162,7 +165,7 @@ def _from_file(place: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module  # dataclasses and pickles look themselves up
+    sys.modules[path.stem] = module  # dataclasses and pickle look it up
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -180,7 +183,7 @@ def _threads(count: int) -> int:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Before anything is measured: can the results be written?"""
+    """Check before measuring that the results can be written."""
     for name, path in (("--draw", options.draw), ("--json", options.json)):
         if path is None:
             continue

@@ -1,4 +1,4 @@
-"""Contenders: an adjoint, a solver, compiled or not, to a tolerance; by name, by default, and as one writes them."""
+"""Contenders: an adjoint and a solver, eager or compiled, with a tolerance. How they are named and checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..adjoints import Adjoint, Backsolve, Checkpointed, Direct, Interpolating, 
 from ..controllers import Controller
 from ..solvers import BY_NAME, ReversibleRK, Solver
 
-#: What is measured unless adjoints are named.
+#: The default of `adjoints`.
 ADJOINTS: tuple[Adjoint, ...] = (
     Replay(),
     Direct(),
@@ -34,8 +34,8 @@ class Contender:
     """A way to solve and to differentiate.
 
     Attributes:
-        adjoint: the strategy.
-        solver: the method.
+        adjoint: the adjoint.
+        solver: the solver.
         compile: whether steps are compiled.
         rtol, atol: the tolerances; `None` with fixed steps.
     """
@@ -63,18 +63,18 @@ class Contender:
 
     @property
     def call(self) -> str:
-        """What to write."""
+        """The call of `solve` that uses it."""
         options = [f"solver={written(self.solver)}", f"adjoint={written(self.adjoint)}"]
         return f"sn.solve(..., {', '.join([*options, *(['compile=True'] if self.compile else [])])})"
 
     @property
     def usual(self) -> bool:
-        """Whether it is what `solve` does by default."""
+        """Whether it is the default of `solve`."""
         return self.adjoint == Replay() and self.solver == BY_NAME["dopri5"]() and not self.compile
 
 
 def written(thing: Any) -> str:
-    """A solver or an adjoint as one would write it, without what is the default.
+    """The source code of a solver or an adjoint, without default values.
 
     >>> written(Checkpointed(4)), written(Backsolve(norm="mixed")), written(ReversibleRK())
     ('sn.Checkpointed(4)', "sn.Backsolve(norm='mixed')", "sn.ReversibleRK('dopri5')")
@@ -104,28 +104,28 @@ def _value(value: Any) -> str:
 
 
 def check_adjoints(adjoints: Any) -> list[Adjoint]:
-    """Adjoints by name, as `"Checkpointed(4)"`, or as objects; all of them for `None`."""
+    """Adjoints from names such as `"Checkpointed(4)"` or objects; all of them for `None`."""
     if adjoints is None:
         return list(ADJOINTS)
     return [_adjoint(f"adjoints[{i}]", each) for i, each in enumerate(_several("adjoints", adjoints, Adjoint))]
 
 
 def check_solvers(solvers: Any) -> list[Solver] | None:
-    """Solvers by name, as `"ReversibleRK('bosh3')"`, or as objects."""
+    """Solvers from names such as `"ReversibleRK('bosh3')"` or objects."""
     if solvers is None:
         return None
     return [_solver(f"solvers[{i}]", each) for i, each in enumerate(_several("solvers", solvers, Solver))]
 
 
 def _several(name: str, values: Any, kind: type) -> list[Any]:
-    """A single one is a list of one."""
+    """The values as a list; a single value becomes a list of one."""
     if isinstance(values, str | kind):
         return [values]
     if isinstance(values, Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected a sequence of names or objects, found {described(values)}")
     several = list(values)
     if not several:
-        raise ValueError(f"{name}: expected at least one, found none; pass {name}=None for the usual ones")
+        raise ValueError(f"{name}: expected at least one, found none; pass {name}=None for the default")
     return several
 
 
@@ -159,11 +159,11 @@ def _built(where: str, text: str, kind: type, args: list[Any], options: dict[str
     try:
         return kind(*args, **options)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{where}: {text!r} cannot be made: {error}") from None
+        raise ValueError(f"{where}: {text!r} is invalid: {error}") from None
 
 
 def _parsed(where: str, text: str, known: Iterable[str]) -> tuple[str, list[Any], dict[str, Any]]:
-    """A name, and what stands in brackets after it: plain values only."""
+    """The name and the arguments of a call; the arguments must be literals."""
     try:
         tree = ast.parse(text.strip().removeprefix("sn."), mode="eval").body
         if isinstance(tree, ast.Name):
@@ -182,14 +182,14 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def usual_solvers(controller: Controller | None, rtol: float | None) -> Sequence[str]:
-    """A few that suit the tolerance: of order 5, and of a lower or a higher one."""
+    """Three solvers that suit the tolerance: two of order 5, and one of lower or higher order."""
     if controller is not None and not controller.adaptive:
         return "dopri5", "rk4", "bosh3"
     return ("dopri5", "tsit5", "dopri8") if rtol is not None and rtol <= 1e-6 else ("dopri5", "tsit5", "bosh3")
 
 
 def pairs(adjoints: Sequence[Adjoint], solvers: Sequence[Solver] | None, usual: Sequence[str]) -> list[Any]:
-    """Adjoints with solvers. Unless solvers were named, `Reversible` gets one that it can undo."""
+    """All pairs of adjoints and solvers. If no solvers are named, `Reversible` gets a reversible one."""
     if solvers is not None:
         return [(adjoint, solver) for solver in solvers for adjoint in adjoints]
     plain = [adjoint for adjoint in adjoints if not isinstance(adjoint, Reversible)]

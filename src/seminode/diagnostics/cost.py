@@ -1,4 +1,4 @@
-"""What a solve costs in F, the price of one evaluation of the field: the one place that says so."""
+"""The cost of a solve in F, the cost of one evaluation of the field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..solution import Stats
 
 
 def backward_cost(backward: Stats) -> int:
-    """Of a backward pass, in F: pulling an evaluation back costs about F for the state and again for the parameters.
+    """The cost of a backward pass in F: a VJP costs about F for the state and another F for the parameters.
 
     >>> backward_cost(Stats(nfe=6, vjp_y=6, vjp_params=5))
     17
@@ -15,7 +15,7 @@ def backward_cost(backward: Stats) -> int:
 
 
 def cost(forward: Stats, backward: Stats) -> int:
-    """Of both passes, in F.
+    """The cost of both passes in F.
 
     >>> cost(Stats(nfe=8), Stats(nfe=6, vjp_y=6, vjp_params=5))
     25

@@ -1,4 +1,4 @@
-"""What belongs to the user is left as it was: random numbers, parameters, gradients, buffers, modes, default dtype."""
+"""Saving and restoring the user's state: random numbers, parameters, gradients, buffers, modes, default dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._field.determinism import device_generators
 
 
 class Snapshot:
-    """All that solving, or a user's own field and loss, might change; `restore` may be called any number of times."""
+    """A copy of everything that a solve, the field or the loss may change. `restore` can be called repeatedly."""
 
     def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor], device: torch.device):
         parts = {id(part): part for root in modules for part in root.modules()}
@@ -32,7 +32,7 @@ class Snapshot:
         self._dtype = torch.get_default_dtype()
 
     def restore(self) -> None:
-        """Everything as it was. What has not changed is not touched, so that graphs which hold it stay valid."""
+        """Put everything back. Tensors that have not changed are not touched, so that existing graphs stay valid."""
         torch.set_default_dtype(self._dtype)
         for part, training in self._modes:
             part.training = training
@@ -59,11 +59,11 @@ def _put_back(x: Tensor, value: Tensor) -> None:
     if now.shape != value.shape or now.dtype != value.dtype:
         x.data = value.clone()
     elif not bool(((now == value) | ((now != now) & (value != value))).all()):
-        x.data.copy_(value)  # silently: what was changed behind autograd's back is changed back there
+        x.data.copy_(value)  # through .data, so that autograd does not record it
 
 
 def _generators(device: torch.device) -> Iterator[Callable[[], Any]]:
-    """What puts the generators of random numbers back."""
+    """Functions that restore the states of the random number generators."""
     own = [torch.default_generator, *device_generators(device)]
     if torch.cuda.is_initialized():
         own += [g for g in torch.cuda.default_generators if not any(g is other for other in own)]
@@ -76,5 +76,5 @@ def _generators(device: torch.device) -> Iterator[Callable[[], Any]]:
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """By which one sees whether numbers were drawn."""
+    """The states of the generators. They change if random numbers are drawn."""
     return [generator.get_state() for generator in (torch.default_generator, *device_generators(device))]

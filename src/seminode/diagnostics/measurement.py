@@ -1,8 +1,7 @@
-"""Measuring contenders in turns: a first run that counts and compiles, timed rounds, a last run for the memory."""
+"""Measuring contenders in turns: a first run that compiles and counts, timed runs, and a last run for the memory."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +15,13 @@ from ..solution import Stats
 from .contenders import Contender
 from .isolation import Snapshot
 from .memory import peak_bytes
+from .progress import progress_bar
 from .results import Row
 from .subject import flat_gradient, now, relative_error
 
 
 class Solved(Protocol):
-    """What a loss is taken of, and what it cost; the backward pass is in `stats` once it was made."""
+    """The solution and its counters. After the backward pass, `stats` includes its counters."""
 
     @property
     def ys(self) -> Any: ...
@@ -30,13 +30,13 @@ class Solved(Protocol):
 
 
 class Measurable(Protocol):
-    """What can be measured: a `Subject`, or a model of several solves."""
+    """Something that can be measured: a `Subject`, or a model with several solves."""
 
     @property
     def leaf(self) -> Tensor: ...
     @property
     def found(self) -> Sequence[Tensor]:
-        """The parameters, which are the last of the targets."""
+        """The parameters. They are the last targets."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Pass(NamedTuple):
 
 
 def take_pass(subject: Measurable, contender: Contender, max_steps: int) -> Pass:
-    """Solve, and differentiate the loss. Nothing is added to any `.grad`."""
+    """Solve, and differentiate the loss. No `.grad` is changed."""
     device, targets = subject.leaf.device, subject.targets
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -77,7 +77,7 @@ def take_pass(subject: Measurable, contender: Contender, max_steps: int) -> Pass
 
 @dataclass
 class Draft:
-    """A row that is being filled in."""
+    """A row that is not complete yet."""
 
     contender: Contender
     first: Pass | None = None
@@ -107,24 +107,24 @@ class Draft:
 
 @dataclass
 class Course:
-    """All that contenders have to run."""
+    """The runs of all contenders."""
 
     subject: Measurable
     snapshot: Snapshot
     reference: Tensor | None
-    repeats: int  # after the first run, which is the timed one if there are none
+    repeats: int  # timed runs after the first run; with 0, the first run is the timed one
     time_limit: float
     max_steps: int
-    seconds: float  # of an evaluation
+    seconds: float  # per evaluation of the field
     progress: bool
-    memory: bool = True  # whether it is measured
+    memory: bool = True  # whether to measure the memory
 
     def run(self, contenders: Sequence[Contender]) -> list[Row]:
         drafts = [Draft(contender) for contender in contenders]
         for draft in self._turns(drafts, "first runs"):
             self._attempt(draft, self._first)
-        for _ in range(self.repeats):
-            for draft in self._turns(drafts, "timed runs"):
+        for i in range(self.repeats):
+            for draft in self._turns(drafts, f"timed runs {i + 1}/{self.repeats}"):
                 self._attempt(draft, self._timed)
         if self.memory:
             for draft in self._turns(drafts, "memory"):
@@ -132,15 +132,14 @@ class Course:
         return [draft.row() for draft in drafts]
 
     def _turns(self, drafts: Sequence[Draft], what: str) -> Iterator[Draft]:
-        """Those still in the race, each from the same state of everything, with a bar on a terminal."""
-        from tqdm import tqdm
-
-        hidden = not (self.progress and sys.stderr.isatty())
-        bar = tqdm([draft for draft in drafts if draft.reason is None], desc=what, disable=hidden, leave=False)
-        for draft in bar:
-            bar.set_postfix_str(draft.contender.label, refresh=True)
-            self.snapshot.restore()
-            yield draft
+        """The contenders that have not failed, each from the same state, with a progress bar on a terminal."""
+        active = [draft for draft in drafts if draft.reason is None]
+        with progress_bar(self.progress, what, total=len(active)) as bar:
+            for draft in active:
+                bar.set_postfix_str(draft.contender.label, refresh=True)
+                self.snapshot.restore()
+                yield draft
+                bar.update()
 
     def _attempt(self, draft: Draft, run: Callable[[Draft], None]) -> None:
         try:
@@ -151,14 +150,14 @@ class Course:
     def _reason(self, contender: Contender, error: Exception) -> str:
         limit = self._steps(contender)
         if isinstance(error, MaxStepsReached) and limit < self.max_steps:
-            way = "on the way back " if error.backward else ""
-            return f"takes more than {limit} steps {way}and, by estimate, more than time_limit={self.time_limit:g} s"
+            where = "on the backward pass " if error.backward else ""
+            return f"takes more than {limit} steps {where}and, by estimate, more than time_limit={self.time_limit:g} s"
         text = " ".join(str(error).split()) or "no message"
         plain = isinstance(error, ValueError | SolveError)
         return (text if plain else f"{type(error).__name__}: {text}")[:400]
 
     def _steps(self, contender: Contender) -> int:
-        """How many steps one may take: 4F an evaluation, a fresh one and its pull-back, within the limit of time."""
+        """The limit on steps that follows from the time limit, at 4 F per stage: two evaluations and the VJPs."""
         step = 4 * contender.solver.evaluations * max(self.seconds, 1e-5)
         return min(self.max_steps, max(1000, int(self.time_limit / step)))
 
@@ -168,7 +167,7 @@ class Course:
     def _first(self, draft: Draft) -> None:
         found = self._pass(draft)
         for each in found.warned:
-            if issubclass(each.category, DeprecationWarning | FutureWarning):  # of other libraries, to their authors
+            if issubclass(each.category, DeprecationWarning | FutureWarning):  # from other libraries, for their authors
                 continue
             message = " ".join(str(each.message).split())
             if draft.contender.compile and issubclass(each.category, CompileWarning):
@@ -185,7 +184,7 @@ class Course:
             draft.rounds.append(draft.first)
 
     def _params_error(self, grads: Sequence[Tensor | None]) -> float:
-        """Of the gradients of parameters alone; NaN where there are none."""
+        """The error of the gradients of the parameters only; NaN if there are none."""
         count = len(self.subject.found)
         if count == 0 or self.reference is None:
             return float("nan")
@@ -199,6 +198,6 @@ class Course:
 
     def _memory(self, draft: Draft) -> None:
         if min(each.seconds for each in draft.rounds) > self.time_limit:
-            draft.notes.append("memory: not measured, since a run takes longer than time_limit")
+            draft.notes.append("memory: not measured, because a run takes longer than time_limit")
             return
         draft.memory = peak_bytes(lambda: self._pass(draft), self.subject.leaf.device)

@@ -1,4 +1,4 @@
-"""How much memory a pass needs, by the allocator's own account."""
+"""The memory that a pass needs, as reported by the allocator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
-    """Peak of the tensor memory that is allocated while `run` is at work, beyond what was there before.
+    """The peak of the tensor memory that `run` allocates, in addition to the memory allocated before.
 
-    On a GPU this is what its caching allocator says. On a CPU it is the sum over the allocator's events, which
-    PyTorch's profiler lists: exact for tensors, also inside compiled programs, and blind to what libraries allocate for
-    themselves. The profiler makes a run slower, so a run is measured or timed, never both. `None` where neither works:
-    on other devices, or while somebody else is profiling.
+    On a GPU, the caching allocator reports it. On a CPU, it is the running sum of the allocator's events, which the
+    profiler of PyTorch records. That is exact for tensors, also in compiled programs, but does not include memory that
+    libraries allocate internally. The profiler slows a run down, so a run is either timed or measured here. `None` on
+    other devices, or if the profiler is already in use.
 
     >>> peak_bytes(lambda: torch.ones(1000) + torch.ones(1000), torch.device("cpu"))
     12000
@@ -45,7 +45,7 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without lines on stderr for each run, unless a level was chosen: the profiler reads it when it first starts."""
+    """Suppress the log lines of the profiler, unless a level is set. It reads the level when it first starts."""
     name = "KINETO_LOG_LEVEL"
     chosen = name in os.environ
     os.environ.setdefault(name, "99")
@@ -57,12 +57,12 @@ def _quietly() -> Iterator[None]:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """The memory that the device has."""
+    """The memory of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu":
         return None
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on this system
+    except (AttributeError, ValueError, OSError):  # not supported on this system
         return None

@@ -1,4 +1,4 @@
-"""The work–precision picture of a profile."""
+"""The work–precision plot of a profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .results import Profile, Row
 from .subject import largest
 
-#: Okabe and Ito's colours, which all eyes can tell apart.
+#: The palette of Okabe and Ito, which is safe for colour-blind readers.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
 MARKERS = "os^DvP*X"
 
@@ -22,7 +22,7 @@ PRICES: tuple[tuple[str, Price], ...] = (
 
 
 def check_matplotlib() -> None:
-    """Say what to install, if it is missing."""
+    """Raise an error that says what to install if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -30,17 +30,18 @@ def check_matplotlib() -> None:
 
 
 def draw(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Errors of the gradient against seconds and against F.
+    """Plot gradient errors against seconds and against F.
 
-    An adjoint has a colour, a solver a marker; hollow and dashed is compiled. Lines go from tolerance to tolerance.
-    What is recommended has a ring around it, and above the dotted line a gradient is not good enough.
+    Colours are adjoints, markers are solvers. Compiled contenders have hollow markers and dashed lines. Lines connect
+    the tolerances of a contender. A ring marks the recommended row. Above the dotted line, a gradient is not good
+    enough.
     """
     check_matplotlib()
     from matplotlib.figure import Figure
 
     rows = [row for row in profile.rows if row.measured and row.error == row.error]
     if not rows:
-        raise ValueError("draw: there is nothing to draw: no gradient of this profile has an error")
+        raise ValueError("draw: expected at least one row with a gradient error, found none")
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     for axis, (label, price) in zip(figure.subplots(1, 2, sharey=True), PRICES, strict=True):
         _panel(axis, profile, rows, price)
@@ -55,7 +56,7 @@ def draw(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 
 def _panel(axis: Any, profile: Profile, rows: Sequence[Row], price: Price) -> None:
-    floor = max(profile.reference.good_to or 0.0, 1e-16)  # errors below are not resolved
+    floor = max(profile.reference.good_to or 0.0, 1e-16)  # smaller errors are not resolved
     for curve in _curves(rows):
         style = _style(curve[0], rows)
         axis.loglog([price(row) for row in curve], [max(row.error, floor) for row in curve], **style)
@@ -69,7 +70,7 @@ def _panel(axis: Any, profile: Profile, rows: Sequence[Row], price: Price) -> No
 
 
 def _curves(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of a contender at all its tolerances, from loose to tight."""
+    """The rows of each contender at all tolerances, from loose to tight."""
     curves: dict[Any, list[Row]] = {}
     for row in rows:
         curves.setdefault((row.contender.adjoint, row.contender.solver, row.contender.compile), []).append(row)

@@ -1,4 +1,4 @@
-"""profile(): every admissible adjoint, with a few solvers, eager and compiled, on a problem of your own."""
+"""profile(): measure all adjoints with a few solvers, eager and compiled, on your own problem."""
 
 from __future__ import annotations
 
@@ -54,22 +54,24 @@ def profile(
     progress: bool = True,
     verbose: bool = True,
 ) -> Profile:
-    """Which adjoint, which solver, compiled or not? Measures them on your problem, and recommends one.
+    """Measure adjoints and solvers, eager and compiled, on your problem, print a table, and recommend one of them.
 
-    For each contender: evaluations, steps and pull-backs, forward and backward; the seconds of both passes; the peak of
-    the memory; and the error of its gradient. The table is printed. What cannot be combined gets a reason instead.
-    Random numbers, parameters, gradients, buffers, modes and the default dtype are left as they were found.
+    For each contender, the table has the evaluations and steps of both passes, their time, the peak memory, and the
+    error of the gradient. For combinations that do not work it gives the reason. Random numbers, parameters, gradients,
+    buffers, modes and the default dtype are restored afterwards.
 
     Arguments:
         field, y0, ts, args, rtol, atol, controller, norm, params, jumps, max_steps: as for [`solve`][seminode.solve].
-        loss: a scalar `loss(ys)`; `ys` has the structure of y0, the time axis first. It is called with float64, too.
-        adjoints: names or objects, as `["Direct", sn.Checkpointed(4)]`; by default all seven.
+        loss: a function `loss(ys)` that returns a scalar. `ys` has the structure of y0, with time as the first axis.
+            The reference calls it with float64.
+        adjoints: names or objects, such as `["Direct", sn.Checkpointed(4)]`; by default all seven.
         solvers: names or objects; by default three that suit the tolerance.
-        compile: with and without `compile=True`; each takes seconds to compile. `False` or `True` for only one.
-        tolerances: further values of rtol, for the picture; atol keeps its ratio to rtol.
-        repeats: timed runs of each, in turns; the quickest counts.
-        time_limit: seconds for the repeats of one row; a solve that would take longer by far is broken off.
-        memory_limit: bytes that a recommended row may need; by default half of what the device has.
+        compile: `False` for eager contenders, `True` for compiled ones, or both. Compilation takes seconds for each.
+        tolerances: additional values of rtol, for the plot; atol keeps its ratio to rtol.
+        repeats: timed runs of each contender, in turns. The fastest counts.
+        time_limit: seconds for the reference, and for the timed runs of each row. A reference that is not finished
+            by then is relaxed or left out, and a solve that would take much longer is stopped.
+        memory_limit: bytes that a recommended row may need; by default half of the memory of the device.
         reference: the rtol of the reference gradient.
         progress: show a progress bar on a terminal.
         verbose: print the table.
@@ -125,10 +127,10 @@ def _profile(
     main = levels[0]
     tightest = min((largest(r) or math.inf for r, _ in levels if r is not None), default=math.inf)
     rtol = max(1e-13, min(limits["reference"], 1e-3 * tightest))
-    steps = min(50_000, max(5_000, int(5 * limits["time_limit"] / (50 * max(look.seconds, 1e-5)))))
-    known, gradient = reference_gradient(subject, look, rtol, Means(_ratio(*main), steps, snapshot.restore))
+    means = Means(_ratio(*main), snapshot.restore, limits["time_limit"], progress)
+    known, gradient = reference_gradient(subject, look, rtol, means)
     if gradient is not None and not bool(gradient.any()):
-        raise ValueError("loss: its gradient is zero for all of y0, ts, args and parameters: nothing to compare")
+        raise ValueError("loss: expected a gradient that is not zero, found 0 for y0, ts, args and all parameters")
     course.reference = gradient
     rows = sorted(course.run(contenders), key=lambda row: row.seconds if row.measured else math.inf)
     available = limits["memory_limit"] or (total_bytes(device) or math.inf) / 2
@@ -147,7 +149,7 @@ def _check_problem(
     args = arguments.check_args(args)
     tensor_ts, times = arguments.check_times(ts, flatten(y0)[0][0][1])
     if times[0] == times[-1]:
-        raise ValueError(f"ts: expected an interval to solve over, found the one time {times[0]:g}")
+        raise ValueError(f"ts: expected an interval to solve over, found the single time {times[0]:g}")
     if not callable(loss):
         raise TypeError(f"loss: expected a callable loss(ys), found {arguments.found(loss)}")
     if controller is not None and not isinstance(controller, Controller):
@@ -161,18 +163,18 @@ def _check_problem(
 
 
 def _with_targets(subject: Subject, params: Sequence[Tensor]) -> Subject:
-    """With the tensors that get gradients: those given, or those that the field is found to use."""
+    """The subject with the tensors that get gradients: those of `params`, or those that the field uses."""
     found = subject if subject.params is not None else replace(subject, found=tuple(params))
     if not found.targets:
         raise ValueError(
-            "field, y0, args: nothing to differentiate; expected a parameter of the field, or a tensor in y0, ts or "
-            "args, that requires a gradient"
+            "field, y0, args: expected a parameter of the field, or a tensor in y0, ts or args, that requires a "
+            "gradient, found none"
         )
     return found
 
 
 def _check_levels(subject: Subject, rtol: Any, atol: Any, tolerances: Any) -> list[tuple[Any, Any]]:
-    """Pairs of rtol and atol, the problem's own first; none with fixed steps."""
+    """Pairs of rtol and atol, those of the problem first; (None, None) with fixed steps."""
     layout, leaf = arguments.check_state(subject.y0), subject.leaf
     controller = subject.controller or Integral()
     like = layout.pack(subject.y0).detach()
@@ -181,7 +183,7 @@ def _check_levels(subject: Subject, rtol: Any, atol: Any, tolerances: Any) -> li
     further = _check_tolerances(tolerances)
     if not controller.adaptive:
         if further:
-            raise ValueError(f"tolerances: do nothing with {type(controller).__name__}, which ignores the error")
+            raise ValueError(f"tolerances: have no effect with {type(controller).__name__}, which ignores the error")
         return [(None, None)]
     defaults = arguments.DEFAULT_TOLERANCES[real_dtype(leaf)]
     rtol, atol = defaults[0] if rtol is None else rtol, defaults[1] if atol is None else atol
@@ -233,7 +235,7 @@ def _contenders(kinds: Any, levels: Sequence[tuple[Any, Any]], controller: Contr
 
 
 def _ratio(rtol: Any, atol: Any) -> float:
-    """Of the reference's atol to its rtol: the problem's own, within reason."""
+    """The ratio of atol to rtol for the reference: that of the problem, between 1e-6 and 1."""
     if rtol is None:
         return 1e-2
     top = largest(rtol)

@@ -1,4 +1,4 @@
-"""Which row to take: the fastest of those whose gradient is good enough and whose memory is there."""
+"""The recommendation: the fastest row with a gradient that is good enough and with enough memory available."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from .results import Recommendation, Row
 from .table import memory_text, seconds_text
 
-#: A gradient is good enough within this factor of the best, ...
+#: A gradient is good enough if its error is within this factor of the smallest error, ...
 OF_BEST = 3.0
-#: ... or within this factor of the tolerance, which bounds the error of a step and not that of a gradient, ...
+#: ... or of the tolerance, which bounds the error of a step and not that of a gradient, ...
 OF_RTOL = 10.0
-#: ... or not worse than what `solve` does by default, provided that is within this factor of the tolerance.
+#: ... or if it is not worse than the default of `solve`, whose error must be within this factor of the tolerance.
 DEFAULT_OF_RTOL = 100.0
-#: Differences in time below this are noise.
+#: Smaller relative differences in time are noise.
 NOISE = 0.05
-#: Less memory than this share of the fastest's is worth a word.
+#: A row that needs less than this share of the memory of the recommended row is mentioned.
 LEAN = 0.5
 
 
 def recommend(
     rows: Sequence[Row], rtol: float, good_to: float | None = None, memory_limit: float | None = None
 ) -> Recommendation | None:
-    """One of the rows, all to the same tolerance.
+    """Choose one of the rows, which all have the same tolerance.
 
-    Good enough is an error up to the largest of: three times the smallest one; ten times rtol; what the reference is
-    good to; and the error of what `solve` does by default, if that is within a hundred times rtol. Where `DriftWarning`
-    was raised a gradient is not trusted, whatever its error happens to be. Of those that are as fast as the fastest but
-    for noise, eager goes before compiled, then less memory before more. `None` if there is nothing to choose from.
+    An error is good enough up to the largest of: three times the smallest error; ten times rtol; the error of the
+    reference; and the error of the default of `solve`, if that is within a hundred times rtol. A gradient with a
+    `DriftWarning` is not trusted, whatever its error is. Among the rows that are as fast as the fastest one up to
+    noise, eager is preferred to compiled, then less memory to more. `None` if no row qualifies.
     """
     measured = [row for row in rows if row.measured and math.isfinite(row.error)]
     trusted = [row for row in measured if not row.drifted]
@@ -38,7 +38,7 @@ def recommend(
     limit = max(OF_BEST * min(row.error for row in trusted), OF_RTOL * rtol, good_to or 0.0, *usual)
     good = [row for row in trusted if row.error <= limit]
     fits = [row for row in good if memory_limit is None or (row.memory or 0) <= memory_limit]
-    # If none fits, the leanest is the best that can be had.
+    # If none fits, take the one that needs the least memory.
     fits = fits or [min(good, key=_memory)]
     fastest = min(row.seconds for row in fits)
     row = min(
@@ -78,7 +78,10 @@ def _comparison(row: Row, rows: Sequence[Row], limit: float) -> str:
 
 
 def _payback(row: Row, rows: Sequence[Row]) -> str:
-    """After how many passes compiling has paid. Programs are shared: whoever came first with this solver has paid."""
+    """The number of passes after which compilation pays off.
+
+    Compiled programs are shared, so the first contender with this solver has the time of the compilation.
+    """
     mine = row.contender
     alike = [each for each in rows if each.measured and each.contender.solver == mine.solver]
     seconds = max((each.compile_seconds for each in alike if each.contender.compile), default=0.0)
@@ -88,7 +91,7 @@ def _payback(row: Row, rows: Sequence[Row]) -> str:
     took = f"Compiling for {mine.solver_name} took up to {seconds:.0f} s"
     if not eager or eager[0].seconds <= row.seconds:
         return f"{took}."
-    return f"{took}, which {math.ceil(seconds / (eager[0].seconds - row.seconds))} passes make up for."
+    return f"{took}, which pays off after {math.ceil(seconds / (eager[0].seconds - row.seconds))} passes."
 
 
 def _memory_word(row: Row, lean: Row | None) -> str:
@@ -99,7 +102,7 @@ def _memory_word(row: Row, lean: Row | None) -> str:
 
 
 def _passed_over(row: Row, measured: Sequence[Row], good: Sequence[Row], fits: Sequence[Row], limit: float) -> str:
-    """The fastest of those that would have been faster."""
+    """Why the fastest row was not chosen, if it is faster."""
     faster = [each for each in measured if each.seconds < row.seconds / (1 + NOISE) and each not in fits]
     if not faster:
         return ""

@@ -1,12 +1,14 @@
-"""The gradient that all others are compared with: tight, in float64 if the problem goes there, and its own error."""
+"""The reference gradient: to a tight tolerance, in float64 if possible, with an estimate of its own error."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from ..controllers import Integral
 from ..errors import SolveError
 from ..solvers import Dopri8
 from .contenders import Contender
+from .progress import progress_bar
 from .results import Reference
 from .subject import Look, Subject, flat_gradient, relative_error
 
@@ -28,50 +31,94 @@ WIDER = {
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-#: By how much a reference that cannot be had is relaxed, and the one it is compared with is looser.
+#: The factor on rtol after a failure, and of the looser solve that the reference is compared with.
 RELAXED = 100.0
 LOOSEST = 1e-4
+MAX_STEPS = 50_000
 
 Widened = Callable[[Subject, Look], Subject]
 
 
 class Unsuitable(Exception):
-    """Why a problem could not be taken to float64 in some way."""
+    """The problem cannot be solved in float64 in some way."""
 
 
-@dataclass(frozen=True)
+class OutOfTime(Exception):
+    """The time limit was reached."""
+
+
 class Means:
-    """With which a reference is computed."""
+    """How reference gradients are computed.
 
-    ratio: float  # of atol to rtol
-    max_steps: int
-    restore: Callable[[], None]  # of all that is the user's: every gradient is taken from the same state
+    Arguments:
+        ratio: of atol to rtol.
+        restore: puts everything that belongs to the user back, so that all gradients start from the same state.
+        time_limit: seconds for all reference gradients together, from now on. It is checked at every evaluation of the
+            field.
+        progress: whether to show a bar on a terminal.
+    """
 
-    def gradient(self, subject: Subject, rtol: float, wide: bool) -> Sequence[Tensor | None]:
-        """By dopri8, whose steps end on all outputs since its polynomial is of lower order, and Replay."""
+    def __init__(self, ratio: float, restore: Callable[[], None], time_limit: float, progress: bool = False):
+        self.ratio, self.restore, self.time_limit, self.progress = ratio, restore, time_limit, progress
+        self.deadline = perf_counter() + time_limit
+
+    def gradient(self, subject: Subject, rtol: float, wide: bool, share: float = 1.0) -> Sequence[Tensor | None]:
+        """Use dopri8 and Replay. Steps end on all outputs, because the interpolant of dopri8 has a lower order.
+
+        Arguments:
+            share: the part of the remaining time after which `OutOfTime` is raised.
+        """
         self.restore()
         contender = Contender(Replay(), Dopri8(), rtol=rtol, atol=self.ratio * rtol)
-        subject = replace(subject, controller=Integral(step_to=subject.ts.tolist()[1:-1]), norm=None)
-        with warnings.catch_warnings(), default_double() if wide else contextlib.nullcontext():
+        now = perf_counter()
+        deadline = now + share * (self.deadline - now)
+        form = "{desc}: {n_fmt} evaluations [{elapsed}, time limit " + f"{self.time_limit:g} s]"
+        with (
+            progress_bar(self.progress, f"reference, rtol {rtol:.0e}", bar_format=form) as bar,
+            warnings.catch_warnings(),
+            default_double() if wide else contextlib.nullcontext(),
+        ):
             warnings.simplefilter("ignore")
-            value = subject.loss(subject.solve(contender, self.max_steps).ys)
+            field, controller = _timed(subject.field, deadline, bar), Integral(step_to=subject.ts.tolist()[1:-1])
+            subject = replace(subject, field=field, controller=controller, norm=None)
+            value = subject.loss(subject.solve(contender, MAX_STEPS).ys)
             grads = torch.autograd.grad(value, subject.targets, allow_unused=True)
         if not all(g is None or bool(torch.isfinite(g).all()) for g in grads):
             raise Unsuitable("the gradient of the loss is not finite")
         return grads
 
 
-def reference_gradient(subject: Subject, look: Look, rtol: float, means: Means) -> tuple[Reference, Tensor | None]:
-    """A gradient to a tight tolerance, in float64; where that fails, to a looser one or in the problem's own dtype.
+def _timed(field: Callable[..., Any], deadline: float, bar: Any) -> Callable[..., Any]:
+    """The field with a progress bar for its evaluations. After the deadline it raises `OutOfTime`."""
+    shown = weakref.ref(bar)  # a weak reference, because a solve searches everything that a field holds for parameters
 
-    How good it is is seen from one that is a hundred times looser.
+    def timed(*args: Any) -> Any:
+        if perf_counter() > deadline:
+            raise OutOfTime
+        bar = shown()
+        if bar is not None:
+            bar.update()
+        return field(*args)
+
+    return timed
+
+
+def reference_gradient(subject: Subject, look: Look, rtol: float, means: Means) -> tuple[Reference, Tensor | None]:
+    """A gradient to a tight tolerance in float64. If that fails, rtol is relaxed, or the problem keeps its own dtype.
+
+    Its error is estimated by comparison with a gradient whose rtol is a hundred times larger. If the time limit is
+    reached, there is no reference, and its note says so.
     """
     notes: list[str] = []
     for widened in _ways(subject, look, notes):
         try:
             return _tightest(widened(subject, look), subject, rtol, means, notes)
-        except SolveError as error:  # which another dtype would not help
+        except SolveError as error:  # another dtype would not help
             notes.append(_first_sentence(error))
+            break
+        except OutOfTime:
+            looser = f", or a looser tolerance such as reference={rtol * RELAXED**2:.0e}" if rtol < LOOSEST else ""
+            notes.append(f"not finished within time_limit={means.time_limit:g} s; pass a larger time_limit{looser}")
             break
         except Exception as error:
             notes.append(f"{_DESCRIBED[widened]}: {_first_sentence(error)}")
@@ -79,11 +126,11 @@ def reference_gradient(subject: Subject, look: Look, rtol: float, means: Means) 
 
 
 def _ways(subject: Subject, look: Look, notes: list[str]) -> list[Widened]:
-    """How the problem might be solved, the best way first."""
+    """The ways to solve the problem, the best one first."""
     if subject.leaf.dtype not in WIDER:
         return [_as_it_is]
     if look.random:
-        notes.append("random numbers are drawn, and others would be drawn in float64")
+        notes.append("random numbers are drawn, which would differ in float64")
         return [_as_it_is]
     copied = [_copied] if isinstance(subject.field, nn.Module) else []
     return [_substituted, *copied, _as_it_is]
@@ -94,7 +141,7 @@ def _as_it_is(subject: Subject, look: Look) -> Subject:
 
 
 def _substituted(subject: Subject, look: Look) -> Subject:
-    """In float64, by handing the field and the loss other tensors wherever they use one of their own."""
+    """In float64: float64 tensors replace all tensors that the field and the loss use."""
     others = {id(x): _wide(x) for x in look.used if x.dtype in WIDER}
     return replace(
         subject,
@@ -109,13 +156,13 @@ def _substituted(subject: Subject, look: Look) -> Subject:
 
 
 def _copied(subject: Subject, look: Look) -> Subject:
-    """In float64, by a copy of a field that is a module."""
+    """In float64: with a copy of the field, which is a module."""
     memo: dict[int, Any] = {}
     assert isinstance(subject.field, nn.Module)
     field = copy.deepcopy(subject.field, memo).double()
     missing = [x for x in subject.found if id(x) not in memo]
     if missing:
-        raise Unsuitable(f"{len(missing)} of the tensors that get gradients are not the module's own")
+        raise Unsuitable(f"{len(missing)} of the tensors that get gradients do not belong to the module")
     others = {id(x): memo.get(id(x), _wide(x)) for x in look.used if x.dtype in WIDER}
     found = tuple(memo[id(x)] for x in subject.found)
     wide = _substituted(subject, look)
@@ -145,14 +192,20 @@ def _given(function: Callable[..., Any], others: dict[int, Tensor]) -> Callable[
 
 
 def _tightest(subject: Subject, own: Subject, rtol: float, means: Means, notes: list[str]) -> tuple[Reference, Tensor]:
-    """The tightest that can be had, and how far one that is looser is from it."""
+    """The gradient to the tightest tolerance that works, and the estimate of its error."""
     dtype, wide = subject.leaf.dtype, subject is not own
     eps = torch.finfo(torch.float32 if dtype in HALF else dtype).eps
     rtol = max(rtol, 8 * eps)
     while True:
         try:
-            grads = means.gradient(subject, rtol, wide)
+            # Half of the remaining time, so that there is some left for a looser tolerance.
+            grads = means.gradient(subject, rtol, wide, share=0.5 if rtol < LOOSEST else 1.0)
             break
+        except OutOfTime:
+            if rtol >= LOOSEST:
+                raise
+            notes.append(f"rtol {rtol:.0e}: not finished within half of time_limit={means.time_limit:g} s")
+            rtol = LOOSEST  # dopri8 is not much faster with a slightly looser tolerance
         except SolveError as error:
             if rtol * RELAXED > LOOSEST:
                 raise
@@ -162,16 +215,16 @@ def _tightest(subject: Subject, own: Subject, rtol: float, means: Means, notes: 
         _check_complete(grads, own, max(rtol, LOOSEST), means)
     gradient = flat_gradient(grads, subject.targets)
     good_to = None
-    with contextlib.suppress(SolveError):
+    with contextlib.suppress(SolveError, OutOfTime):
         looser = flat_gradient(means.gradient(subject, RELAXED * rtol, wide), subject.targets)
-        # Where outputs lie close together both take the same steps, and their difference says nothing.
+        # If outputs are close together, both take the same steps, and their difference is no estimate.
         good_to = max(rtol, relative_error(looser, gradient))
     return Reference(str(dtype).removeprefix("torch."), rtol, good_to, "; ".join(notes)), gradient
 
 
 @contextlib.contextmanager
 def default_double() -> Iterator[None]:
-    """Tensors that a field makes for itself are float64, too."""
+    """New tensors that a field makes are in float64, too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -181,7 +234,7 @@ def default_double() -> Iterator[None]:
 
 
 def _check_complete(grads: Sequence[Tensor | None], own: Subject, rtol: float, means: Means) -> None:
-    """A gradient that the problem has as it is must not be missing in float64: a substitute was not used then."""
+    """A gradient must not be missing in float64 if it exists in the problem's own dtype: a substitute was not used."""
     try:
         expected = means.gradient(own, rtol, wide=False)
     except SolveError:

@@ -1,4 +1,4 @@
-"""What a profile is made of: plain frozen data, as text, as JSON and as a picture."""
+"""The results of a profile: frozen data that can be printed, written as JSON and plotted."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from .cost import backward_cost, cost
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: what was counted, timed and compared, or the reason why not.
+    """The measurements of one contender, or the reason why there are none.
 
     Attributes:
         contender: adjoint, solver, whether it is compiled, tolerances.
-        forward, backward: what was counted.
-        forward_seconds, backward_seconds: of each repeat; the loss belongs to the forward pass.
-        first_seconds: of the first run, both passes, with whatever was compiled in it.
-        memory: peak of both passes in bytes, beyond what was there before; `None` where it cannot be measured.
-        error: of the gradient, relative to the reference, over all gradients together.
-        notes: warnings on the way.
-        reason: why there is nothing to show, if so.
-        params_error: as `error`, over the gradients of parameters alone.
+        forward, backward: the counters of each pass.
+        forward_seconds, backward_seconds: the time of each pass in each repeat. The loss is part of the forward pass.
+        first_seconds: the time of both passes in the first run, including compilation.
+        memory: the peak memory of both passes in bytes, in addition to the memory allocated before; `None` if it cannot
+            be measured.
+        error: the relative error of the gradient, over all gradients together.
+        notes: warnings of the first run.
+        reason: why there are no measurements, or `None`.
+        params_error: the same as `error`, for the gradients of the parameters only.
     """
 
     contender: Contender
@@ -50,23 +51,23 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Of both passes, each at its quickest: the noise of a clock is only ever added."""
+        """The time of both passes, each at its fastest, because noise only makes a run slower."""
         return min(self.forward_seconds, default=math.nan) + min(self.backward_seconds, default=math.nan)
 
     @property
     def median_seconds(self) -> float:
-        """Of both passes together."""
+        """The median time of both passes together."""
         both = [a + b for a, b in zip(self.forward_seconds, self.backward_seconds, strict=True)]
         return statistics.median(both) if both else math.nan
 
     @property
     def compile_seconds(self) -> float:
-        """What the first run took longer than the later ones. Programs are shared: who comes first pays for them."""
+        """The additional time of the first run. Compiled programs are shared, so the first contender compiles them."""
         return max(0.0, self.first_seconds - self.seconds)
 
     @property
     def cost(self) -> int:
-        """Of both passes, in F: the price of an evaluation."""
+        """The cost of both passes in F, the cost of one evaluation of the field."""
         return cost(self.forward, self.backward)
 
     @property
@@ -107,14 +108,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Reference:
-    """The gradient that errors are relative to: `dopri8` and `Replay`, to a tight tolerance.
+    """The gradient that errors are relative to: `dopri8` and `Replay` with a tight tolerance.
 
     Attributes:
-        dtype: in which it was computed; `"none"` if it could not be.
-        rtol: to which tolerance.
-        good_to: how far, relatively, one is from it that is a hundred times looser, and not less than its rtol. Errors
-            below that are not resolved.
-        note: what had to be given up, if anything.
+        dtype: the dtype in which it was computed; `"none"` if there is no reference.
+        rtol: its tolerance.
+        good_to: its relative difference from a gradient whose rtol is a hundred times larger, and at least its rtol.
+            Smaller errors are not resolved.
+        note: why it was relaxed, kept in the dtype of the problem, or left out, if so.
     """
 
     dtype: str
@@ -131,12 +132,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One row, and why.
+    """The recommended row, with the reason.
 
     Attributes:
-        row: the fastest of those whose gradient is good enough and whose memory is there.
-        reason: in a sentence or two.
-        call: what to write.
+        row: the fastest row whose gradient is good enough and whose memory is available.
+        reason: one or two sentences.
+        call: the call of `solve`.
         limit: the largest error of a gradient that is good enough.
         lean: a row that needs much less memory, if there is one.
     """
@@ -150,14 +151,14 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Profile:
-    """What [`profile`][seminode.profile] returns; printed, it is a table.
+    """The result of [`profile`][seminode.profile]. `print` shows it as a table.
 
     Attributes:
-        rows: a [`Row`][seminode.diagnostics.Row] for each contender, the fastest first, then those with a reason.
-        reference: what the gradients are compared with.
-        recommendation: one row, with the reason; `None` if no gradient is good enough.
-        problem: what was measured.
-        machine: where, and with which versions.
+        rows: a [`Row`][seminode.diagnostics.Row] for each contender, the fastest first, those not measured last.
+        reference: the gradient that all gradients are compared with.
+        recommendation: one row, with the reason; `None` if no gradient could be measured and trusted.
+        problem: a description of the problem.
+        machine: the machine and the versions.
     """
 
     rows: tuple[Row, ...]
@@ -197,14 +198,14 @@ class Profile:
         Path(path).write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw errors against seconds and against F; the suffix of the path decides on the format. Needs matplotlib."""
+        """Plot errors against seconds and against F. The suffix of the path selects the format. Needs matplotlib."""
         from .plots import draw
 
         draw(self, path)
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON knows."""
+    """A value that JSON can represent."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The problem that is measured: a field, a start, times and a loss, and the tensors that get gradients."""
+"""The problem that is measured: a field, an initial state, times, a loss, and the tensors that get gradients."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from .isolation import random_state
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A problem with tensors of its own for y0, ts and args: what is done to them is not done to the user's."""
+    """A problem with its own copies of y0, ts and args, so that the tensors of the user do not change."""
 
     field: Callable[..., Any]
     y0: Any
     ts: Tensor
     args: tuple[Any, ...]
     loss: Callable[[Any], Any]
-    params: tuple[Tensor, ...] | None  # as given; None: to be found by each solve
-    found: tuple[Tensor, ...]  # all that get gradients
+    params: tuple[Tensor, ...] | None  # the argument; None: each solve detects them
+    found: tuple[Tensor, ...]  # all parameters that get gradients
     jumps: Any = None
     norm: Any = None
     controller: Controller | None = None
 
     @property
     def leaf(self) -> Tensor:
-        """One of the tensors of the state."""
+        """The first tensor of the state."""
         return next(leaves_of(self.y0))
 
     @property
     def targets(self) -> list[Tensor]:
-        """The tensors for which gradients are taken."""
+        """The tensors that get gradients."""
         given = (x for x in leaves_of((self.y0, self.ts, self.args)) if isinstance(x, Tensor) and x.requires_grad)
         return [*given, *self.found]
 
@@ -66,23 +66,23 @@ class Subject:
 
 
 def own(tree: Any) -> Any:
-    """The structure with leaves of our own, of the same values."""
+    """The structure with copies of its tensors."""
     return mapped(tree, lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x)
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What one evaluation of the field and one of the loss have shown."""
+    """The result of one observed evaluation of the field and of the loss."""
 
     params: tuple[Tensor, ...]  # of the field
-    used: tuple[Tensor, ...]  # all tensors that field and loss take from outside
+    used: tuple[Tensor, ...]  # all tensors that field and loss use in addition to their arguments
     modules: tuple[nn.Module, ...]
     random: bool  # whether random numbers were drawn
-    seconds: float  # of an evaluation
+    seconds: float  # per evaluation of the field
 
 
 def examine(subject: Subject, t0: float) -> Look:
-    """Evaluate field and loss once, under a watch; errors are the user's own, or say what is wrong with the loss."""
+    """Evaluate field and loss once and record which tensors they use. Errors of the user's code are not caught."""
     layout = Layout.of(subject.y0, "y0")
     y0 = layout.pack(subject.y0).detach()
     args = mapped(subject.args, lambda x: x.detach() if isinstance(x, Tensor) else x)
@@ -115,7 +115,7 @@ def _seen(watch: CaptureWatch) -> list[Tensor]:
 
 
 def _seconds(field: Field, t: Tensor, y0: Tensor) -> float:
-    """Of one evaluation."""
+    """The time of one evaluation."""
     with torch.no_grad():
         begin = now(y0.device)
         field(t, y0)
@@ -123,14 +123,14 @@ def _seconds(field: Field, t: Tensor, y0: Tensor) -> float:
 
 
 def now(device: torch.device) -> float:
-    """The time, once the device has done all that it was given."""
+    """The time after the device has finished all its work."""
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).synchronize()
     return time.perf_counter()
 
 
 def check_loss(loss: Callable[[Any], Any], y0: Any, outputs: int) -> CaptureWatch:
-    """Refuse a loss that is no differentiable scalar; returns what it was seen to use."""
+    """Raise an error unless the loss is a differentiable scalar. Returns a record of the tensors that it uses."""
     ys = mapped(y0, lambda x: x.detach().expand(outputs, *x.shape).clone().requires_grad_())
     watch = CaptureWatch(leaves_of(ys))
     with torch.enable_grad():
@@ -142,12 +142,12 @@ def check_loss(loss: Callable[[Any], Any], y0: Any, outputs: int) -> CaptureWatc
     if value.is_complex():
         raise TypeError(f"loss: expected loss(ys) to return a real scalar, found {value.dtype}")
     if not value.requires_grad:
-        raise ValueError("loss: expected a value that can be differentiated, found one that does not depend on ys")
+        raise ValueError("loss: expected a value that can be differentiated, found a value that does not depend on ys")
     return watch
 
 
 def flat_gradient(grads: Sequence[Tensor | None], targets: Sequence[Tensor]) -> Tensor:
-    """All gradients as one real vector, in float64 where the device has that."""
+    """All gradients as one real vector, in float64 if the device supports it."""
     wide = torch.float32 if targets[0].device.type == "mps" else torch.float64
     parts = [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, targets, strict=True)]
     real = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in parts)
@@ -156,12 +156,12 @@ def flat_gradient(grads: Sequence[Tensor | None], targets: Sequence[Tensor]) -> 
 
 
 def relative_error(gradient: Tensor, reference: Tensor) -> float:
-    """In the Euclidean norm, over all gradients together."""
+    """The relative error in the Euclidean norm, over all gradients together."""
     return float((gradient - reference).norm() / reference.norm())
 
 
 def largest(tolerance: Any) -> float | None:
-    """The largest number in a tolerance, which may be a structure.
+    """The largest number in a tolerance, which can be a structure.
 
     >>> largest((1e-3, torch.tensor([1e-4, 1e-2], dtype=torch.float64)))
     0.01
@@ -172,7 +172,7 @@ def largest(tolerance: Any) -> float | None:
 
 
 def smallest(tolerance: Any) -> float:
-    """The smallest number above zero in a tolerance; zero if there is none."""
+    """The smallest positive number in a tolerance; zero if there is none."""
     values = [torch.as_tensor(x, dtype=torch.float64).reshape(-1) for x in leaves_of(tolerance)]
     above = [float(x[x > 0].min()) for x in values if bool((x > 0).any())]
     return min(above, default=0.0)

@@ -1,4 +1,4 @@
-"""A profile as plain text, for 120 columns."""
+"""A profile as plain text of 120 columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .results import Profile, Row
 
 WIDTH = 120
-#: From where on the median of the seconds is too far from their minimum.
+#: The ratio of the median to the minimum time from which a warning is shown.
 NOISY = 1.3
 
 
@@ -38,7 +38,7 @@ def memory_text(size: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three of them."""
+    """A number with three significant digits."""
     if not math.isfinite(value):
         return "–"
     places = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
@@ -46,7 +46,7 @@ def _digits(value: float) -> str:
 
 
 def text(profile: Profile) -> str:
-    """The table, what could not be measured, and the recommendation."""
+    """The table, the contenders that were not measured, and the recommendation."""
     measured = [row for row in profile.rows if row.measured]
     lines = [*_wrapped(_heading(profile)), ""]
     notes = list(dict.fromkeys(note for row in measured for note in row.notes))
@@ -67,16 +67,18 @@ def _heading(profile: Profile) -> list[str]:
 
 
 def _noise(rows: Iterable[Row]) -> list[str]:
-    """A word of warning where the clock says something else each time."""
+    """A warning if the times of the repeats differ much."""
     ratios = [row.median_seconds / row.seconds for row in rows if row.measured]
     ratio = statistics.median(ratios) if ratios else 1.0
     if ratio < NOISY:
         return []
-    return [f"the clock is noisy: medians are {ratio:.1f} times the minima. Take more repeats, or a quieter machine"]
+    return [f"the clock is noisy: medians are {ratio:.1f} times the minima. Use more repeats, or a quieter machine"]
 
 
 def _advice(profile: Profile) -> list[str]:
     chosen = profile.recommendation
+    if chosen is None and profile.reference.dtype == "none":
+        return ["No recommendation: without a reference, the errors of the gradients are unknown."]
     if chosen is None:
         return ["No recommendation: no gradient could be measured and trusted."]
     return [chosen.reason, f"    {chosen.call}"]
@@ -91,13 +93,13 @@ def _wrapped(lines: Iterable[str], indent: int = 0) -> list[str]:
 
 
 def _short(note: str) -> str:
-    """The kind of a warning and its first sentence."""
+    """The category of a warning and its first sentence."""
     head, stop, _ = note.partition(". ")
     return head + stop.rstrip()
 
 
 def _grouped(rows: Iterable[Row]) -> list[str]:
-    """Labels by reason, each reason once."""
+    """One line per reason, with the labels of all contenders that have it."""
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         labels = by_reason.setdefault(row.reason or "no timed run", [])
@@ -130,7 +132,7 @@ def _fit(cell: str, width: int, left: bool) -> str:
 
 
 def _groups(header: str, head: Sequence[str], widths: Sequence[int], gap: int) -> str:
-    """A line above the header: which columns belong to which pass."""
+    """The line above the header with the names of the passes."""
     first = head.index("nfe")
     second = head.index("nfe", first + 1)
     places = [sum(widths[:i]) + gap * i for i in (first, second)]

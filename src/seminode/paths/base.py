@@ -1,39 +1,60 @@
-"""A path made of polynomials, one between each two neighbouring knots."""
+"""Piecewise polynomial paths: their evaluation, their derivative, and how they are indexed and saved."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .knots import Times, check_coefficients, check_index
+
+#: The keys of the state dict of a path.
+STATE = {"coefficients", "times", "lengths", "smooth", "shared", "kind"}
+
 
 class Path:
-    """A control X(t): a polynomial between each two neighbouring knots, for a batch of series at once.
+    """A control X(t) for a batch of series: one polynomial between each two neighbouring knots.
 
-    Made by [`linear`][seminode.paths.linear], [`rectilinear`][seminode.paths.rectilinear],
-    [`natural_cubic`][seminode.paths.natural_cubic] and [`hermite_cubic`][seminode.paths.hermite_cubic].
+    [`linear`][seminode.paths.linear], [`rectilinear`][seminode.paths.rectilinear],
+    [`natural_cubic`][seminode.paths.natural_cubic] and [`hermite_cubic`][seminode.paths.hermite_cubic] return paths.
 
-    Knots that all series share make a path that goes on beyond both ends with its end pieces. Where each series has
-    knots of its own, it is constant before its first and after its last one.
+    If all series share their knots, the first and the last polynomial also hold beyond the ends of the interval. If
+    each series has its own knots, the path of a series is constant before its first and after its last knot.
+
+    `path[index]` is the path of some of the series, and `len(path)` their number, along the first batch axis.
 
     Arguments:
-        times: the knots, (K,) for all series or (batch..., K). Only where every series has its own may they repeat,
-            and only at the end: those repetitions are padding.
-        powers: coefficients of (t − times[i])ᵐ on piece i, for m = 0, 1, …: each of shape (K − 1, batch..., channels).
+        times: the knots, of shape (K,) if all series share them, otherwise (batch..., K). In the second case the last
+            knot of a series may be repeated as padding. Otherwise knots increase strictly.
+        powers: for m = 0, 1, …, the coefficients of (t − times[i])ᵐ on piece i, of shape (K − 1, batch..., channels).
         smooth: whether dX/dt is continuous at the inner knots.
-        lengths: (batch...), the number of knots of each series, if they differ. Pieces beyond must be constant.
-        kind: what to call it.
+        lengths: (batch...), the number of knots of each series, if they differ. The path must be constant on the pieces
+            after the last knot of a series.
+        kind: the name of the path in its `repr`.
+        shared: whether all series share their knots. By default, whether `times` has one axis. Only the path of a
+            single series needs this: with `False` it is constant beyond its ends.
 
     Attributes:
         times: the knots.
         lengths: the number of knots of each series; `None` if all have K.
-        interval: (t0, t1), from the first knot of any series to the last.
+        interval: (t0, t1), the first and the last knot of all series.
         smooth: whether dX/dt is continuous at the inner knots.
-        channels: of X.
-        batch_shape: of X.
+        shared: whether all series share their knots.
+        channels: the number of channels of X.
+        batch_shape: the batch axes of X.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> path = paths.linear(torch.randn(32, 10, 3))
+        >>> len(path), path[:8].batch_shape, path[0].batch_shape
+        (32, torch.Size([8]), torch.Size([]))
+        >>> again = paths.Path.from_state_dict(path.state_dict())
+        >>> bool((again.evaluate(2.5) == path.evaluate(2.5)).all())
+        True
     """
 
     def __init__(
@@ -44,6 +65,7 @@ class Path:
         smooth: bool = False,
         lengths: Tensor | None = None,
         kind: str = "path",
+        shared: bool | None = None,
     ):
         constant = powers[0]
         pieces, batch = times.shape[-1] - 1, constant.shape[1:-1]
@@ -58,12 +80,12 @@ class Path:
         self.kind = kind
         self.channels = constant.shape[-1]
         self.batch_shape = batch
-        self.shared = times.ndim == 1
+        self.shared = times.ndim == 1 if shared is None else shared
         ends = torch.stack((times.detach().min(), times.detach().max()))
         self.interval: tuple[float, float] = tuple(ends.tolist())
         if not self.shared:
             powers = _with_constant_ends(times, powers)
-        # The piece comes first, so that what one evaluation needs lies side by side.
+        # The piece is the first axis, so that the numbers of one evaluation are contiguous.
         self._values = powers[0].contiguous()
         if len(powers) == 2:
             self._slopes = powers[1].unsqueeze(1).contiguous()
@@ -72,14 +94,97 @@ class Path:
         self._lines = self._slopes[:, 0]
         starts = times[..., :-1] if self.shared else torch.cat((times[..., :1], times), -1)
         self._starts = starts.movedim(-1, 0).contiguous()
-        self._breaks = {dtype: _breaks(times.detach(), dtype) for dtype in _clocks(times.device)}
+        self._breaks = {dtype: _breaks(times.detach(), dtype, self.shared) for dtype in _clocks(times.device)}
+
+    @classmethod
+    def from_coefficients(
+        cls,
+        coefficients: Tensor,
+        times: Times = None,
+        *,
+        lengths: Any = None,
+        smooth: bool = False,
+        kind: str = "path",
+    ) -> Path:
+        """Make a path from its `coefficients`, for example those of a batch of a `DataLoader`.
+
+        Arguments:
+            coefficients: (batch..., K − 1, degree + 1, channels), as in `path.coefficients`.
+            times: (K,) or (batch..., K), the knots; by default 0, 1, …, K − 1.
+            lengths: (batch...), the number of knots of each series, if they differ.
+            smooth: pass `path.smooth`. With `False`, all inner knots of a spline are among its `jumps`, which costs
+                steps.
+            kind: the name of the path in its `repr`.
+        """
+        times, lengths = check_coefficients(coefficients, times, lengths, smooth)
+        return cls(times, coefficients.movedim(-3, 0).unbind(-2), smooth=smooth, lengths=lengths, kind=kind)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Path:
+        """Make a path from its `state_dict()`."""
+        if not isinstance(state, Mapping) or set(state) != STATE:
+            keys = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"state: expected a dict with the keys {', '.join(sorted(STATE))}, found {keys or 'none'}")
+        state = dict(state)
+        if state.pop("shared") or state["times"].ndim > 1:
+            return cls.from_coefficients(**state)
+        # A single series of a batch with different times: as a batch of one, its times may be padded.
+        batch: dict[str, Any] = {name: x.unsqueeze(0) if isinstance(x, Tensor) else x for name, x in state.items()}
+        return cls.from_coefficients(**batch)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that defines the path: tensors, without their graphs, and plain values. `torch.load` accepts it.
+
+        `torch.save(path.state_dict(), file)` saves the path, and `Path.from_state_dict(torch.load(file))` loads it with
+        the default `weights_only=True`.
+        """
+        return {
+            "coefficients": self.coefficients.detach(),
+            "times": self.times.detach(),
+            "lengths": self.lengths,
+            "smooth": self.smooth,
+            "shared": self.shared,
+            "kind": self.kind,
+        }
+
+    @property
+    def coefficients(self) -> Tensor:
+        """All coefficients as one tensor of shape (batch..., K − 1, degree + 1, channels).
+
+        `coefficients[..., i, m, :]` belongs to (t − times[i])ᵐ on piece i. The batch axes come first, so that a
+        `TensorDataset` can hold this tensor.
+        """
+        return torch.stack(self.powers, -2).movedim(0, -3)
+
+    def __len__(self) -> int:
+        if not self.batch_shape:
+            raise TypeError("len(): expected a path with a batch axis, found the path of a single series")
+        return self.batch_shape[0]
+
+    def __iter__(self) -> Iterator[Path]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return True  # also if len() raises
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Path:
+        """The path of the series with these indices along the first batch axis.
+
+        Arguments:
+            index: an integer, which removes the axis; a slice; integers as a sequence or a tensor; or a mask.
+        """
+        index = check_index(index, self.batch_shape, self.times.device)
+        times = self.times if self.times.ndim == 1 else self.times[index]
+        lengths = None if self.lengths is None else self.lengths[index]
+        powers = self._powers(self._values[:, index], self._slopes[:, :, index])
+        return Path(times, powers, smooth=self.smooth, lengths=lengths, kind=self.kind, shared=self.shared)
 
     def evaluate(self, t: float | Tensor) -> Tensor:
         """X(t).
 
         Arguments:
-            t: a number or a 0-d tensor: (batch..., channels) comes back. Of shape (T,): (T, batch..., channels). Of
-                shape (T, batch...), with times of its own for each series: (T, batch..., channels) again.
+            t: a number or a 0-d tensor, for a result of shape (batch..., channels); times of shape (T,), or times of
+                shape (T, batch...), which differ between series, for a result of shape (T, batch..., channels).
         """
         t = self._time(t)
         index = self._piece(t, "left")
@@ -92,10 +197,11 @@ class Path:
         return torch.addcmul(value, u, total)
 
     def derivative(self, t: float | Tensor, side: str = "left") -> Tensor:
-        """dX/dt(t), shaped as in `evaluate`.
+        """dX/dt(t), with the shapes of `evaluate`.
 
-        At a knot the two pieces may disagree: `side="left"` asks the one before, `side="right"` the one after. "At"
-        means equal in the dtype of t. The first knot of a series belongs to its first piece.
+        At a knot the two pieces may have different slopes. `side="left"` takes the piece before the knot,
+        `side="right"` the piece after it. A time is at a knot if both are equal in the dtype of t. The first knot of a
+        series belongs to its first piece.
         """
         t = self._time(t)
         index = self._piece(t, side)
@@ -109,37 +215,41 @@ class Path:
 
     @property
     def powers(self) -> tuple[Tensor, ...]:
-        """Coefficients of (t − times[i])ᵐ on piece i, for m = 0, 1, …: each of shape (K − 1, batch..., channels)."""
+        """For m = 0, 1, …, the coefficients of (t − times[i])ᵐ on piece i, of shape (K − 1, batch..., channels)."""
+        return self._powers(self._values, self._slopes)
+
+    def _powers(self, values: Tensor, slopes: Tensor) -> tuple[Tensor, ...]:
+        """The same without the constant pieces at the ends, and for some of the series."""
         pieces = slice(None) if self.shared else slice(1, -1)
-        values, slopes = self._values[pieces], self._slopes[pieces]
+        values, slopes = values[pieces], slopes[pieces]
         return values, *(slopes[:, m - 1] / m for m in range(1, slopes.shape[1] + 1))
 
     @property
     def bends(self) -> Tensor:
-        """The knots inside the interval, of all series, increasing: there dX/dt or a higher derivative jumps.
+        """The knots of all series inside the interval, sorted. dX/dt or a higher derivative is discontinuous there.
 
-        Where dX/dt does not jump, a solver gets along without them; ending steps there by `step_to` of its controller
-        saves rejections and is more accurate.
+        If dX/dt is continuous, a solver does not need them. Steps that end there (`step_to` of the controller) are
+        still more accurate, and fewer of them are rejected.
         """
         return self._inner(self.times.detach())
 
     @property
     def jumps(self) -> Tensor:
-        """Times inside the interval at which dX/dt is discontinuous, increasing: what `solve(jumps=...)` wants."""
+        """The times inside the interval at which dX/dt is discontinuous, sorted: pass them to `solve(jumps=...)`."""
         if not self.smooth:
             return self.bends
         times = self.times.detach()
-        if self.lengths is not None:  # a series that has ended stands still
+        if self.lengths is not None:  # a series is constant after its end
             ends = times.expand(*self.batch_shape, -1).gather(-1, self.lengths.unsqueeze(-1) - 1)
         else:
             ends = times[..., -1:]
         return self._inner(torch.cat((times[..., :1].reshape(-1), ends.reshape(-1))))
 
     def on_index_clock(self) -> Path:
-        """The same path at another pace: its knots at 0, 1, …, K − 1, the same for all series.
+        """The same path with another parametrisation: knot i of every series is at time i.
 
-        A controlled differential equation z′ = F(z) dX/dt does not notice: z at knot i is the same. Series with times
-        of their own then share their knots, so that one solve with K − 2 jumps serves them all.
+        The solution of a controlled differential equation z′ = F(z) dX/dt at knot i stays the same. Series with
+        different times now share their knots, so that one solve with K − 2 jumps is enough for all of them.
         """
         widths = self.times.diff()
         count = self.times.shape[-1]
@@ -154,18 +264,21 @@ class Path:
         return Path(times, powers, smooth=smooth, lengths=self.lengths, kind=self.kind)
 
     def to(self, *args: Any, **kwargs: Any) -> Path:
-        """As `Tensor.to`. A dtype is for the values; times keep theirs where the device has it."""
+        """Move the path to another device or dtype, as `Tensor.to` does.
+
+        The dtype is that of the values. Times keep theirs, unless the device does not support it.
+        """
         powers = [c.to(*args, **kwargs) for c in self.powers]
         if not powers[0].is_floating_point():
             raise TypeError(f"dtype: expected a floating-point dtype, found {powers[0].dtype}")
         device = powers[0].device
         times = self.times.to(device, torch.float32 if device.type == "mps" else self.times.dtype)
         lengths = None if self.lengths is None else self.lengths.to(device)
-        return Path(times, powers, smooth=self.smooth, lengths=lengths, kind=self.kind)
+        return Path(times, powers, smooth=self.smooth, lengths=lengths, kind=self.kind, shared=self.shared)
 
     def __repr__(self) -> str:
         t0, t1 = self.interval
-        knots = f"{self.times.shape[-1]} knots{'' if self.shared else ' of its own for each series'}"
+        knots = f"{self.times.shape[-1]} knots{'' if self.shared else ' per series'}"
         batch = f"batch_shape={tuple(self.batch_shape)}, channels={self.channels}"
         return f"Path({self.kind}, {knots} on [{t0:g}, {t1:g}], {batch}, {self._values.dtype})"
 
@@ -177,7 +290,7 @@ class Path:
     def _time(self, t: float | Tensor) -> Tensor:
         if not isinstance(t, Tensor):
             t = torch.as_tensor(t, dtype=self.times.dtype, device=self.times.device)
-        elif t.dtype not in self._breaks:  # whole numbers, half precision
+        elif t.dtype not in self._breaks:  # integers, half precision
             if t.is_complex() or t.dtype == torch.bool:
                 raise TypeError(f"t: expected real times, found {t.dtype}")
             t = t.to(torch.float32 if t.is_floating_point() else self.times.dtype)
@@ -187,7 +300,7 @@ class Path:
         return t
 
     def _piece(self, t: Tensor, side: str) -> Tensor:
-        """Which piece each time falls into: shaped like t, or (T?, batch...) where that depends on the series."""
+        """The index of the piece for each time: of the shape of t, or (T?, batch...) if it depends on the series."""
         if side not in ("left", "right"):
             raise ValueError(f"side: expected 'left' or 'right', found {side!r}")
         breaks, t = self._breaks[t.dtype], t.detach()
@@ -202,28 +315,28 @@ class Path:
         return index.squeeze(0) if t.ndim == 0 else index
 
     def _own(self, index: Tensor) -> bool:
-        """Whether pieces were looked up by series."""
+        """Whether the index has the batch axes, because it depends on the series."""
         return index.ndim > 1 or not self.shared
 
     def _take(self, pieces: Tensor, index: Tensor) -> Tensor:
-        """The pieces of an index, stacked as the index is; its own axes, the degree, the rest."""
+        """The coefficients of the pieces with these indices: axes of the index, degree, other axes."""
         if not self._own(index):
-            # Not pieces[index]: with a 0-d index that would wait for the device.
+            # Not pieces[index]: a 0-d index would synchronise with the device.
             return pieces.index_select(0, index.reshape(-1)).reshape(index.shape + pieces.shape[1:])
         n = math.prod(self.batch_shape)
         flat = pieces.flatten(pieces.ndim - 1 - len(self.batch_shape), -2) if self.batch_shape else pieces.unsqueeze(-2)
         series = torch.arange(n, device=index.device)
-        # Both indices stand beside each other, so that their axes come first.
+        # Adjacent index tensors: their axes come first in the result.
         picked = flat.movedim(-2, 1)[index.reshape(-1, n), series]
         return picked.reshape(index.shape + picked.shape[2:])
 
     def _since(self, t: Tensor, index: Tensor) -> Tensor:
-        """Time since the piece began, ready to be multiplied with what was taken."""
+        """The time since the start of the piece, in a shape that broadcasts with the result of `_take`."""
         if self.shared:
             starts = self._starts.index_select(0, index.reshape(-1)).reshape(index.shape)
         else:
             starts = self._take(self._starts.unsqueeze(-1), index).squeeze(-1)
-            t = t.reshape(*t.shape, *(1 for _ in self.batch_shape)) if t.ndim <= 1 else t
+            t = t.reshape(t.shape + (1,) * len(self.batch_shape)) if t.ndim <= 1 else t
         u = (t - starts).to(self._values.dtype)
         rest = 1 if self._own(index) else len(self.batch_shape) + 1
         return u.reshape(*u.shape, *(1 for _ in range(rest)))
@@ -233,21 +346,20 @@ def _clocks(device: torch.device) -> tuple[torch.dtype, ...]:
     return (torch.float32,) if device.type == "mps" else (torch.float32, torch.float64)
 
 
-def _breaks(times: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where one piece gives way to the next, in the dtype of the times that will be looked up.
+def _breaks(times: Tensor, dtype: torch.dtype, shared: bool) -> Tensor:
+    """The boundaries between pieces, in the dtype of the times that are looked up.
 
-    Rounded like a time: where a knot has no exact name in that dtype, the number closest to it is "at" the knot, and
-    its neighbours are on either side.
+    If that dtype cannot represent a knot exactly, the number closest to the knot counts as the knot.
     """
     times = times.to(dtype)
-    if times.ndim == 1:
+    if shared:
         return times[1:-1].contiguous()
     first = torch.nextafter(times[..., :1], torch.full_like(times[..., :1], -math.inf))
     return torch.cat((first, times[..., 1:]), -1)
 
 
 def _with_constant_ends(times: Tensor, powers: Sequence[Tensor]) -> list[Tensor]:
-    """One more piece before the first knot, one after the last."""
+    """The coefficients with one more constant piece before the first knot, and one after the last knot."""
     width = (times[..., -1] - times[..., -2]).to(powers[0].dtype).unsqueeze(-1)
     last = torch.zeros_like(powers[0][-1])
     for c in reversed(powers):
@@ -258,7 +370,7 @@ def _with_constant_ends(times: Tensor, powers: Sequence[Tensor]) -> list[Tensor]
 
 
 def _uniform(widths: Tensor, lengths: Tensor | None) -> bool:
-    """Whether all pieces of a series are equally long, but for rounding."""
+    """Whether all pieces of each series have the same width, up to rounding."""
     if lengths is not None:
         inside = torch.arange(widths.shape[-1], device=widths.device) < lengths.unsqueeze(-1) - 1
         widths = torch.where(inside, widths, widths[..., :1])

@@ -1,4 +1,4 @@
-"""Channels that tell a controlled differential equation what the values alone do not: time, and what was observed.
+"""Additional channels for a controlled differential equation: time, and which values were observed.
 
 Kidger, Morrill, Foster and Lyons, "Neural Controlled Differential Equations for Irregular Time Series" (NeurIPS 2020,
 arXiv:2005.08926).
@@ -15,14 +15,15 @@ from .knots import Times, check_lengths, check_times, check_values
 
 
 def append_time(x: Tensor, times: Times = None, *, lengths: Any = None) -> Tensor:
-    """x with time as its channel 0: (batch..., K, 1 + channels).
+    """Insert time as channel 0: (batch..., K, 1 + channels).
 
-    A CDE is blind to the pace at which its control is traversed; with time among the channels it can tell.
+    The solution of a CDE does not depend on the parametrisation of its control. It depends on time only if time is a
+    channel.
 
     Arguments:
         x: (batch..., K, channels).
         times: (K,) for all series or (batch..., K), strictly increasing; by default 0, 1, …, K − 1.
-        lengths: (batch...), the number of knots of each series; beyond them its last time is repeated.
+        lengths: (batch...), the number of knots of each series; after them its last time is repeated.
 
     Example:
         >>> import torch
@@ -40,11 +41,11 @@ def append_time(x: Tensor, times: Times = None, *, lengths: Any = None) -> Tenso
 
 
 def append_intensity(x: Tensor) -> Tensor:
-    """x with the observational intensity of each channel behind: (batch..., K, 2·channels).
+    """Append the observational intensity of each channel: (batch..., K, 2·channels).
 
-    Channel channels + c counts how often channel c has been observed (is not NaN) up to each knot. Its increments are
-    the mask of observations, so that a CDE knows what was measured and what was filled in. To be called before gaps
-    are filled, and before `append_time`, whose channel is always there.
+    Channel channels + c counts the observations (values that are not NaN) of channel c up to each knot. Its increments
+    are the mask of the observations, so a CDE can tell measured values from filled ones. Call this function before gaps
+    are filled, and before `append_time`, whose channel has no gaps.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""Cubic splines: paths whose derivative is continuous.
+"""Cubic splines: paths with a continuous derivative.
 
-On a piece of width h a cubic is given by its values and derivatives k at both ends. With s = (x₁ − x₀)/h it is
-X = x₀ + k₀·u + (3s − 2k₀ − k₁)/h·u² + (k₀ + k₁ − 2s)/h²·u³, u being the time since the piece began.
+On a piece of width h, the values x and the derivatives k at both ends define a cubic. With s = (x₁ − x₀)/h it is
+X = x₀ + k₀·u + (3s − 2k₀ − k₁)/h·u² + (k₀ + k₁ − 2s)/h²·u³, where u is the time since the start of the piece.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .missing import check_observed, filled_forward, filled_linearly, neighbours
 
 
 def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
-    """The natural cubic spline through observations: twice continuously differentiable, X″ = 0 at both ends.
+    """The natural cubic spline through the observations: twice continuously differentiable, with X″ = 0 at both ends.
 
-    Every value depends on all observations, also on later ones, so it is not for predictions while data come in.
-    Where a channel is missing (NaN), its spline goes through the observed values alone; before the first and after the
-    last of them it goes through that one at every knot.
+    Every value depends on all observations, including later ones, so do not use it for online predictions.
+    Where a channel is missing (NaN), its spline goes through the observed values only. Before the first and after the
+    last of them it has the value of that observation at every knot. It is not constant there: between the knots it
+    oscillates.
 
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].
@@ -47,12 +48,13 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
 
 
 def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
-    """The cubic spline whose derivative at a knot is the slope of the line that leads there.
+    """The cubic spline whose derivative at a knot is the slope of the straight line from the previous knot.
 
-    Cubic Hermite splines with backward differences: continuously differentiable, and on each piece dependent on its own
-    end and what came before alone (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential Equations for
-    Online Prediction Tasks", 2021, arXiv:2106.11028). Missing values (NaN) are filled in as in
-    [`linear`][seminode.paths.linear] first.
+    This is the cubic Hermite spline with backward differences. It is continuously differentiable. Each piece depends on
+    the knots at its two ends and the one before (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential
+    Equations for Online Prediction Tasks", 2021, arXiv:2106.11028). Missing values (NaN) are first
+    filled in as in [`linear`][seminode.paths.linear]. So a channel is constant before its first observation. After its
+    last one it is constant from the next knot on: on the piece between, its slope goes from that of the last line to 0.
 
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].
@@ -72,7 +74,7 @@ def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
 
 
 def _through(knots: Knots, derivatives: Tensor, kind: str) -> Path:
-    """The spline with these values and derivatives at its knots; constant beyond the end of a series."""
+    """The spline with these values and derivatives at its knots; constant after the end of a series."""
     c, d = _curvature(knots.values[:-1], knots.values[1:], derivatives[:-1], derivatives[1:], knots.widths)
     slopes = derivatives[:-1], c, d
     inside = knots.inside(offset=1)
@@ -88,13 +90,13 @@ def _curvature(x0: Tensor, x1: Tensor, k0: Tensor, k1: Tensor, width: Tensor) ->
 
 
 def _natural_through(knots: Knots, anchored: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and derivatives at all knots of the splines through the anchored ones, which differ by channel."""
+    """Values and derivatives at all knots of the splines through the anchored knots, which differ between channels."""
     clock = knots.clock.expand_as(knots.values)
     order = anchored.logical_not().to(torch.int8).argsort(dim=0, stable=True)  # the anchored ones first
     count = anchored.sum(0)
     t, x = clock.gather(0, order), knots.values.gather(0, order)
     k = _natural_derivatives(t, x, count)
-    left = anchored.cumsum(0) - 1  # among the anchored, the latest one until here
+    left = anchored.cumsum(0) - 1  # the latest anchored knot, counted among the anchored ones
     right = torch.minimum(left + 1, count - 1)
     since = clock - t.gather(0, left)
     inside = knots.inside()
@@ -107,9 +109,9 @@ def _natural_through(knots: Knots, anchored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _natural_derivatives(clock: Tensor, x: Tensor, count: Tensor | None = None) -> Tensor:
-    """X′ at the knots, such that X″ is continuous and 0 at both ends; only the first `count` knots are there.
+    """X′ at the knots, such that X″ is continuous and 0 at both ends. Only the first `count` knots exist.
 
-    kᵢ₋₁/hᵢ₋₁ + 2(1/hᵢ₋₁ + 1/hᵢ)·kᵢ + kᵢ₊₁/hᵢ = 3(sᵢ₋₁/hᵢ₋₁ + sᵢ/hᵢ), where pieces that are not there drop out.
+    kᵢ₋₁/hᵢ₋₁ + 2(1/hᵢ₋₁ + 1/hᵢ)·kᵢ + kᵢ₊₁/hᵢ = 3(sᵢ₋₁/hᵢ₋₁ + sᵢ/hᵢ), without the terms of pieces that do not exist.
     """
     width = clock.diff(dim=0).to(x.dtype)
     there = None
@@ -128,7 +130,7 @@ def _natural_derivatives(clock: Tensor, x: Tensor, count: Tensor | None = None) 
 
 
 def _tridiagonal_solution(diagonal: Tensor, beside: Tensor, right: Tensor) -> Tensor:
-    """x of a symmetric, diagonally dominant system, by elimination along the first axis (Thomas)."""
+    """Solve a symmetric, diagonally dominant tridiagonal system along the first axis (Thomas algorithm)."""
     pivots, sums = [diagonal[0]], [right[0]]
     for d, b, r in zip(diagonal[1:].unbind(), beside.unbind(), right[1:].unbind(), strict=True):
         factor = b / pivots[-1]

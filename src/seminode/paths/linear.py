@@ -14,16 +14,17 @@ from .missing import check_observed, filled_forward, filled_linearly
 
 
 def linear(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
-    """The path along straight lines through observations.
+    """The path along straight lines through the observations.
 
-    dX/dt is constant between knots and jumps at each of them. Where a channel is missing (NaN), the line runs between
-    the observed values on either side; before the first and after the last one the channel is constant.
+    dX/dt is constant between knots and discontinuous at the knots. Where a channel is missing (NaN), it follows the
+    straight line between the observations before and after. Before its first and after its last observation, it is
+    constant.
 
     Arguments:
         x: (batch..., K, channels), NaN where nothing was observed.
         times: (K,) for all series or (batch..., K), strictly increasing; by default 0, 1, …, K − 1.
-        lengths: (batch...), the number of knots of each series; what comes after them in x and times is ignored, and
-            the path stays where it is. By default K.
+        lengths: (batch...), the number of knots of each series, by default K. Later entries of x and times are ignored,
+            and the path is constant there.
 
     Example:
         >>> import torch
@@ -41,18 +42,18 @@ def linear(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
 
 
 def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, lengths: Any = None) -> Path:
-    """The path along the axes through observations: first time passes, then the values change.
+    """The path parallel to the axes through the observations: first the time channel changes, then the values.
 
-    Between two observations a knot is added, at which the time channel has moved on and the others have not. So X(t)
-    at the time of an observation tells nothing of those to come, and neither does a CDE that is driven by it. A channel
-    that is missing (NaN) keeps its latest value (Morrill, Kidger, Yang and Lyons, "Neural Controlled Differential
-    Equations for Online Prediction Tasks", 2021, arXiv:2106.11028).
+    Between two observations a knot is added. There the time channel has the new value and the other channels still have
+    the old ones. So X(t) at the time of an observation does not depend on later observations, and neither does the
+    solution of a CDE. A channel that is missing (NaN) keeps its latest value (Morrill, Kidger, Yang and Lyons, "Neural
+    Controlled Differential Equations for Online Prediction Tasks", 2021, arXiv:2106.11028).
 
     Arguments:
-        x: (batch..., K, channels), time being one of the channels, NaN where nothing was observed.
-        times: (K,) or (batch..., K), when the path is to arrive at each observation; the knots that are added lie
-            halfway. By default 0, 2, …, 2K − 2. Clocks are arbitrary here: it is the time channel that tells time.
-        time_channel: which channel of x is time.
+        x: (batch..., K, channels), NaN where nothing was observed. One of the channels is time.
+        times: (K,) or (batch..., K), the times at which the path reaches each observation, by default 0, 2, …, 2K − 2.
+            The added knots are halfway between. These times are arbitrary: a CDE only sees the time channel.
+        time_channel: the index of the channel of x that is time.
         lengths: as in [`linear`][seminode.paths.linear].
 
     Example:
@@ -75,8 +76,8 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
         raise ValueError(f"x[..., {time_channel}]: expected times without gaps in the time channel, found NaN")
     if bool(knots.values[0].isnan().any()):
         warn(
-            "x: some channels are not observed at the first knot. They take their first observed value from there on, "
-            "which is not causal; to be causal, fill the first knot with a constant, such as the channel's mean.",
+            "x: some channels are not observed at the first knot. They start with their first observed value, which is "
+            "not causal. For a causal path, fill the first knot with a constant, such as the mean of the channel.",
             UserWarning,
         )
     values = filled_forward(knots)
@@ -88,7 +89,7 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
 
 
 def _halved(times: Tensor, doubled: bool) -> Tensor:
-    """The times and those halfway between; twice as large if they are only numbers of knots."""
+    """The times with the midpoints between them; 0, 1, …, 2K − 2 if the times are only the indices of the knots."""
     if doubled:
         return torch.arange(2 * times.shape[-1] - 1, dtype=times.dtype, device=times.device)
     halfway = times[..., :-1] + 0.5 * times.diff()
@@ -96,7 +97,7 @@ def _halved(times: Tensor, doubled: bool) -> Tensor:
 
 
 def _through(knots: Knots, kind: str) -> Path:
-    """Straight lines through values that are all there. Beyond the end of a series they are equal, so slopes are 0."""
+    """Straight lines through values without gaps. After the end of a series the values are equal, so slopes are 0."""
     values = knots.values
     powers = values[:-1], values.diff(dim=0) / knots.widths
     return Path(knots.times, powers, lengths=knots.lengths, kind=kind)

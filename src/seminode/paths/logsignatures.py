@@ -1,7 +1,7 @@
 """Log-signatures of piecewise linear paths, and the log-ODE method.
 
-The signature of a path lives in the tensor algebra truncated at some depth. Here an element of it is the list of its
-levels 1, 2, …, depth, the k-th of shape (..., channelsᵏ), without the number in front, which is passed beside it.
+The signature of a path is an element of the tensor algebra, truncated at some depth. Here an element is the list of its
+levels 1, 2, …, depth. Level k has shape (..., channelsᵏ). Level 0, a number, is a separate argument.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ Levels = list[Tensor]
 def logsignature(x: Tensor, depth: int, basis: str = "words") -> Tensor:
     """The log-signature of the piecewise linear path through x: (batch..., logsignature_channels).
 
-    With increments Δᵢ, log(exp Δ₁ ⊗ exp Δ₂ ⊗ …) in the tensor algebra truncated at `depth`. The first level is the
-    total increment, the second the areas that each pair of channels sweeps. It does not depend on how fast the path is
-    traversed (Lyons, Caruana and Lévy, "Differential Equations Driven by Rough Paths", 2007).
+    With increments Δᵢ, this is log(exp Δ₁ ⊗ exp Δ₂ ⊗ …) in the tensor algebra truncated at `depth`. The first level is
+    the total increment, the second the signed area of each pair of channels. The log-signature does not depend on the
+    parametrisation of the path (Lyons, Caruana and Lévy, "Differential Equations Driven by Rough Paths", 2007).
 
     Arguments:
         x: (batch..., K, channels), without gaps.
-        depth: up to which level; at least 1.
-        basis: `"words"`: the coefficients of the Lyndon words in the tensor algebra, which is quick; `"brackets"`: the
-            coefficients of their Lie brackets. Shorter words come first, then the alphabet decides. Each is an
-            invertible linear function of the other.
+        depth: the highest level, at least 1.
+        basis: `"words"` for the coefficients of the Lyndon words in the tensor algebra, which is faster; `"brackets"`
+            for the coefficients of their Lie brackets. Shorter words come first, words of equal length are in
+            alphabetical order. Each form is an invertible linear function of the other.
 
     Example:
         >>> import torch
         >>> from seminode import paths
         >>> square = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
-        >>> paths.logsignature(square, 2)  # comes back to where it was, around an area of 1
+        >>> paths.logsignature(square, 2)  # a closed path around an area of 1
         tensor([0., 0., 1.])
     """
     check_values(x)
     if not bool(x.isfinite().all()):
-        raise ValueError("x: expected finite values, found NaN or infinite ones; fill gaps with paths.linear first")
+        raise ValueError("x: expected finite values, found NaN or infinite values; fill gaps with paths.linear first")
     return _of_increments(x.diff(dim=-2), check_count("depth", depth), basis)
 
 
 def logsignature_windows(
     x: Tensor, depth: int, window_length: float, times: Times = None, *, lengths: Any = None, basis: str = "words"
 ) -> Tensor:
-    """Log-signatures over windows of time, added up: the knots of a path to be driven by, (batch..., W + 1, channels′).
+    """The cumulative sums of the log-signatures of windows: the knots of a control, (batch..., W + 1, channels′).
 
-    The log-ODE method: instead of going along a long and rough x, go along the straight lines through these knots, at
-    a pace of one window per unit of time. Each increment is the log-signature of one window. The first knot is the
-    start of x, followed by zeros (Morrill, Salvi, Kidger, Foster and Lyons, "Neural Rough Differential Equations for
-    Long Time Series", ICML 2021, arXiv:2009.08295).
+    This is the log-ODE method. The straight lines through these knots, one window per unit of time, replace the long
+    and rough x as the control. Each increment is the log-signature of one window. The first knot is the start of x,
+    padded with zeros (Morrill, Salvi, Kidger, Foster and Lyons, "Neural Rough Differential Equations for Long Time
+    Series", ICML 2021, arXiv:2009.08295).
 
     Arguments:
-        x, times, lengths: as in [`linear`][seminode.paths.linear]; gaps are filled in along straight lines.
+        x, times, lengths: as in [`linear`][seminode.paths.linear]; gaps are filled along straight lines.
         depth, basis: as in [`logsignature`][seminode.paths.logsignature].
-        window_length: in units of time. The first window starts with the first knot of any series; the last one may
-            be shorter. A series that has not begun or is over adds nothing.
+        window_length: in units of time. The first window starts at the first knot of all series. The last one may be
+            shorter. A series adds nothing before its first and after its last knot.
 
     Example:
         >>> import torch
@@ -87,15 +87,15 @@ def logsignature_windows(
 
 
 def _points(path: Path, window_length: float) -> Tensor:
-    """Where each window bends: its ends, and the knots between, filled up with its end: they add nothing."""
+    """The ends of each window and the knots inside it, padded with its end, which adds nothing."""
     t0, t1 = path.interval
     times = path.times
     rounding = 8.0 * torch.finfo(times.dtype).eps * max(abs(t0), abs(t1))
-    count = max(1, math.ceil((t1 - t0 - rounding) / window_length))  # no window for rounding alone
+    count = max(1, math.ceil((t1 - t0 - rounding) / window_length))  # no additional window because of rounding
     begins = times.min() + window_length * torch.arange(count, dtype=times.dtype, device=times.device)
     edges = torch.cat((begins, times.max().reshape(1)))
     places = times.detach()
-    if path.lengths is not None and not path.shared:  # padding is no knot
+    if path.lengths is not None and not path.shared:  # without padding
         inside = torch.arange(times.shape[-1], device=times.device) < path.lengths.unsqueeze(-1)
         places = torch.where(inside, places, torch.inf)
     wanted = edges.detach().expand(*times.shape[:-1], -1)
@@ -119,7 +119,7 @@ def _of_increments(steps: Tensor, depth: int, basis: str) -> Tensor:
     chosen = []
     for k, level in enumerate(levels, 1):
         letters = torch.tensor([w for w in words if len(w) == k], dtype=torch.int64, device=steps.device)
-        if len(letters) > 0:  # a single channel has but one Lyndon word
+        if len(letters) > 0:  # a single channel has only one Lyndon word
             place = channels ** torch.arange(k - 1, -1, -1, device=steps.device)
             chosen.append(level.index_select(-1, (letters * place).sum(-1)))
     coefficients = torch.cat(chosen, -1)

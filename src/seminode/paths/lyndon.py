@@ -1,6 +1,6 @@
-"""Lyndon words, which index a basis of the free Lie algebra.
+"""Lyndon words. They index a basis of the free Lie algebra.
 
-A word is a Lyndon word if it is smaller than all its rotations. Letters are channels, 0, 1, …
+A word is a Lyndon word if it is smaller than all its rotations. Letters are the channels 0, 1, …
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Polynomial = dict[Word, int]
 
 
 def logsignature_channels(channels: int, depth: int) -> int:
-    """How many numbers make a log-signature: the Lyndon words of up to `depth` letters.
+    """The number of channels of a log-signature, which is the number of Lyndon words of up to `depth` letters.
 
     Witt's formula: Σₖ 1/k Σ_{m | k} μ(k/m)·channelsᵐ.
 
@@ -43,7 +43,7 @@ def _mobius(n: int) -> int:
 
 @lru_cache(maxsize=64)
 def lyndon_words(channels: int, depth: int) -> tuple[Word, ...]:
-    """All of up to `depth` letters, shorter ones first, then in alphabetical order (Duval, 1988)."""
+    """All Lyndon words of up to `depth` letters, by length, then in alphabetical order (Duval, 1988)."""
     words: list[Word] = []
     word = [-1]
     while word:
@@ -57,7 +57,7 @@ def lyndon_words(channels: int, depth: int) -> tuple[Word, ...]:
 
 @lru_cache(maxsize=4096)
 def _expanded(word: Word) -> tuple[tuple[Word, int], ...]:
-    """The standard bracket of a Lyndon word, multiplied out: [u, v] = uv − vu with v its longest Lyndon suffix."""
+    """The standard bracket of a Lyndon word as a polynomial: [u, v] = uv − vu, where v is its longest Lyndon suffix."""
     if len(word) == 1:
         return ((word, 1),)
     cut = next(i for i in range(1, len(word)) if _is_lyndon(word[i:]))
@@ -75,10 +75,10 @@ def _is_lyndon(word: Word) -> bool:
 
 @lru_cache(maxsize=64)
 def bracket_terms(channels: int, depth: int) -> tuple[tuple[int, int, int], ...]:
-    """(row, column, c): bracket coefficient `row` is the sum of c times word coefficient `column`; rows increase.
+    """Triples (row, column, c), sorted: bracket coefficient `row` is the sum of c times word coefficient `column`.
 
-    The bracket of a Lyndon word v is v plus larger words with the same letters, so the brackets' coefficients come out
-    of the words' by forward substitution, among words with the same letters.
+    The bracket of a Lyndon word v is v plus larger words with the same letters. So forward substitution among words
+    with the same letters gives the coefficients of the brackets.
     """
     words = lyndon_words(channels, depth)
     place = {word: i for i, word in enumerate(words)}

@@ -1,4 +1,4 @@
-"""Values for what was not observed, which is NaN. The knot is the first axis throughout."""
+"""Filling of values that were not observed (NaN). The knot is the first axis of all tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .knots import Knots
 
 
 def check_observed(knots: Knots) -> None:
-    """Every channel of every series must have been observed at least once."""
+    """Raise an error unless every channel of every series has at least one observation."""
     if knots.complete:
         return
     never = ~knots.observed.any(0)
@@ -20,7 +20,7 @@ def check_observed(knots: Knots) -> None:
         more = int(never.sum()) - 1
         raise ValueError(
             f"x[{where}]: expected at least one observation in each channel of each series, found only NaN in {named}"
-            f"{f' and in {more} more' if more else ''}; fill it with a constant, or leave it out"
+            f"{f' and in {more} more' if more else ''}; fill it with a constant, or remove it"
         )
 
 
@@ -29,7 +29,7 @@ def _plain(index: list[int]) -> int | tuple[int, ...]:
 
 
 def neighbours(observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each knot the latest observed one until then, −1 if there is none, and the next one from there, K if none."""
+    """For each knot, the last observed knot up to it (−1 if none), and the first one from it on (K if none)."""
     count = len(observed)
     index = torch.arange(count, device=observed.device).reshape(-1, *(1 for _ in observed.shape[1:]))
     before = torch.where(observed, index, -1).cummax(0).values
@@ -38,12 +38,12 @@ def neighbours(observed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def filled_linearly(knots: Knots) -> Tensor:
-    """On straight lines between observed values; the first and the last of them are held."""
+    """Fill gaps along straight lines; knots before the first and after the last observation get its value."""
     values, observed = knots.values, knots.observed
     if knots.complete:
         return values
     before, after = neighbours(observed)
-    known = torch.where(observed, values, 0.0)  # no NaN may take part, not even times zero: its gradient would
+    known = torch.where(observed, values, 0.0)  # without NaN, because the gradient of 0 · NaN is NaN
     left = torch.where(before < 0, after, before)
     right = torch.where(after == len(values), before, after)
     clock = knots.clock.expand_as(values)
@@ -55,7 +55,7 @@ def filled_linearly(knots: Knots) -> Tensor:
 
 
 def filled_forward(knots: Knots) -> Tensor:
-    """With the latest observed value, or before there is any with the first."""
+    """Fill gaps with the latest observed value; knots before the first observation get its value."""
     values, observed = knots.values, knots.observed
     if knots.complete:
         return values
