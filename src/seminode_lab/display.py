@@ -172,7 +172,7 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            print(f'note: no TensorBoard logs ({error}); pip install "seminode[lab]" for them', file=sys.stderr)
+            print(f"note: no TensorBoard logs ({error}); pip install 'seminode[lab]' for them", file=sys.stderr)
             return
         self._writer = SummaryWriter(str(self._folder / LOGS), purge_step=start.iterations)
         self._step = start.iterations - 1

@@ -169,7 +169,7 @@ class Ray(Engine):
         try:
             ray = importlib.import_module("ray")
         except ImportError as error:
-            raise ValueError('engine: Ray is not installed: pip install "seminode[ray]"') from error
+            raise ValueError("engine: Ray is not installed: pip install 'seminode[ray]'") from error
         self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:

@@ -317,7 +317,7 @@ def test_without_ray_the_command_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.main(["sweep", "--preset", "quick", "--engine", "ray"]) == 2
-    assert capsys.readouterr().err == ('seminode sweep: --engine: Ray is not installed: pip install "seminode[ray]"\n')
+    assert capsys.readouterr().err == ("seminode sweep: --engine: Ray is not installed: pip install 'seminode[ray]'\n")
 
 
 @pytest.mark.slow

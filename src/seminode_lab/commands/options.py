@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seminode.cli import missing_dependency
+
 if TYPE_CHECKING:
     from ..store import Finished
 
@@ -86,18 +88,21 @@ def _renamed(message: str, options: argparse.Namespace) -> str:
 
 
 def guarded(options: argparse.Namespace, work: Callable[[argparse.Namespace], int], after_interrupt: str) -> int:
-    """The status of some work: its own; or 1 for what was tried and failed, 2 for what cannot be used as it was given.
+    """Do some work and return its exit status.
 
-    Either comes with one line. After an interruption 130, as is the custom.
+    Errors that a user can cause are printed in one line. The status is then 1 if the work failed, 2 if the arguments
+    are invalid or a dependency is missing, and 130 after an interrupt, as is the custom.
     """
     try:
         return work(options)
     except KeyboardInterrupt:
         status, message = 130, f"interrupted; {after_interrupt}"
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "seminode":
+    except ImportError as error:
+        # The data sets explain themselves what they need, in an `ImportError` without a module's name.
+        reason = str(error) if error.name is None else missing_dependency(error)
+        if reason is None:
             raise
-        status, message = 2, f'needs {error.name}, which is not installed: pip install "seminode[lab]"'
+        status, message = 2, reason
     except Exception as error:
         from ..attempts import BUSY, explained, in_one_line
 

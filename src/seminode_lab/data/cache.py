@@ -48,5 +48,5 @@ def _safetensors() -> Any:
         import safetensors
         import safetensors.torch
     except ImportError as error:
-        raise ImportError('keeping features needs safetensors: pip install "seminode[lab]"') from error
+        raise ImportError("keeping features needs safetensors: pip install 'seminode[lab]'") from error
     return safetensors

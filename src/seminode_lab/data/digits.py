@@ -38,7 +38,7 @@ def _sklearn() -> tuple[Any, Any]:
     try:
         from sklearn import datasets, model_selection
     except ImportError as error:
-        raise ImportError('the digits come with scikit-learn: pip install "seminode[lab]"') from error
+        raise ImportError("the digits come with scikit-learn: pip install 'seminode[lab]'") from error
     return datasets, model_selection
 
 
@@ -55,7 +55,7 @@ class Digits(DataSet):
         if spec is not None and spec.origin is not None:
             file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file is None or not file.is_file():
-            return Status("absent", expected=IMAGES, notes=('needs scikit-learn: pip install "seminode[lab]"',))
+            return Status("absent", expected=IMAGES, notes=("needs scikit-learn: pip install 'seminode[lab]'",))
         return Status("complete", file, IMAGES, IMAGES, file.stat().st_size)
 
     def check(self, root: Path, progress: bool = True) -> Status:
@@ -70,4 +70,4 @@ class Digits(DataSet):
 
     def fetch(self, root: Path, progress: bool = True) -> None:
         if self.status(root).place is None:
-            raise DataError('digits: come with scikit-learn, which is not installed: pip install "seminode[lab]"')
+            raise DataError("digits: come with scikit-learn, which is not installed: pip install 'seminode[lab]'")

@@ -80,5 +80,5 @@ class Pendulum(DataSet):
 
     def fetch(self, root: Path, progress: bool = True) -> None:
         if not _scipy():
-            raise DataError('pendulum: simulating it needs SciPy: pip install "seminode[lab]"')
+            raise DataError("pendulum: simulating it needs SciPy: pip install 'seminode[lab]'")
         pendulum(root)

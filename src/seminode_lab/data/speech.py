@@ -160,7 +160,7 @@ def _train_test_split() -> Any:
     try:
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise ImportError('the published split is drawn by scikit-learn: pip install "seminode[lab]"') from error
+        raise ImportError("the published split is drawn by scikit-learn: pip install 'seminode[lab]'") from error
     return train_test_split
 
 

@@ -80,7 +80,7 @@ def _lab() -> tuple[Any, Any]:
         import numpy
         from scipy.integrate import solve_ivp
     except ImportError as error:
-        raise ImportError('simulating the pendulum needs SciPy: pip install "seminode[lab]"') from error
+        raise ImportError("simulating the pendulum needs SciPy: pip install 'seminode[lab]'") from error
     return numpy, solve_ivp
 
 

@@ -245,7 +245,7 @@ def test_without_the_laboratory_s_packages_the_command_says_what_is_missing(here
     code = "import sys; sys.modules['numpy'] = None; from seminode import cli; sys.exit(cli.main(['run', 'ncde']))"
     env = {**os.environ, "PYTHONPATH": str(Path(str(cli.__file__)).parents[1])}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=env)
-    told = 'seminode run: needs numpy, which is not installed: pip install "seminode[lab]"\n'
+    told = "seminode run: needs numpy, which is not installed: pip install 'seminode[lab]'\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
