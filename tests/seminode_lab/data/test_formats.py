@@ -7,27 +7,18 @@ import io
 import os
 import pickle
 import struct
-import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_files import Malicious, idx, wav
 
 from seminode_lab.data import DataError
 from seminode_lab.data.idx import read_idx
 from seminode_lab.data.pickles import read_pickle
 from seminode_lab.data.waves import read_wav
-
-
-def wav(path: Path, samples: np.ndarray, rate: int = 16_000, channels: int = 1, width: int = 2) -> Path:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        file.writeframes(samples.astype("<i2").tobytes() if width == 2 else samples.astype("u1").tobytes())
-    return path
 
 
 def test_samples_of_a_wav_file(tmp_path: Path) -> None:
@@ -70,10 +61,6 @@ def test_broken_wav_files_are_refused(tmp_path: Path) -> None:
             read_wav(path)
     with pytest.raises(DataError, match=r"nowhere\.wav: No such file"):
         read_wav(tmp_path / "nowhere.wav")
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.mark.parametrize("name", ["images", "images.gz"])
@@ -154,14 +141,6 @@ def test_a_pickle_of_python_2(tmp_path: Path) -> None:
     # The hand-made one is a pickle indeed.
     trusted = pickle.loads(python2(ARRAY).replace(b"numpy.core.", b"numpy._core."), encoding="bytes")
     assert np.array_equal(trusted[b"data"], ARRAY)
-
-
-class Malicious:
-    def __init__(self, call: Any, *args: Any):
-        self.call = call, args
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_files import Malicious, idx
 from file_server import serving
-from test_formats import Malicious, idx
 
 from seminode_lab.data import (
     DataError,

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_files import wav
 from file_server import serving
 from safetensors.torch import load_file
 from sklearn.model_selection import train_test_split
-from test_formats import wav
 
 from seminode_lab.data import MFCC, CacheWarning, DataError, IncompleteDataWarning, MissingData, Speech, speech_commands
 from seminode_lab.data import speech as speaking
