@@ -16,7 +16,7 @@ from tqdm import tqdm
 import seminode as sn
 
 from .counting import evaluations
-from .progress import Progress, Start
+from .progress import Start, TrainingCallbacks
 from .training import SPLITS
 
 #: The folder of TensorBoard's files in a run folder.
@@ -82,8 +82,8 @@ class Bar:
         self._bar: tqdm | None = None
         self._drawn = 0.0
 
-    def progress(self) -> Progress:
-        return Progress(begin=self._begin, batch=self._batch, look=self._look, end=self._end)
+    def progress(self) -> TrainingCallbacks:
+        return TrainingCallbacks(begin=self._begin, batch=self._batch, look=self._look, end=self._end)
 
     def _begin(self, start: Start) -> None:
         total = None if start.batches is None else start.epochs * start.batches
@@ -121,8 +121,8 @@ class Lines:
         self._meter = Meter()
         self._epochs = 0
 
-    def progress(self) -> Progress:
-        return Progress(begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch)
+    def progress(self) -> TrainingCallbacks:
+        return TrainingCallbacks(begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch)
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -163,8 +163,8 @@ class Board:
         self._writer: Any = None
         self._step = 0
 
-    def progress(self) -> Progress:
-        return Progress(
+    def progress(self) -> TrainingCallbacks:
+        return TrainingCallbacks(
             begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch, end=self._end
         )
 
@@ -215,7 +215,7 @@ class Board:
             self._writer.close()
 
 
-def together(parts: Sequence[Progress]) -> Progress:
+def together(parts: Sequence[TrainingCallbacks]) -> TrainingCallbacks:
     """Several as one."""
 
     def all_of(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
@@ -225,11 +225,13 @@ def together(parts: Sequence[Progress]) -> Progress:
 
         return call
 
-    return Progress(**{each.name: all_of([getattr(part, each.name) for part in parts]) for each in fields(Progress)})
+    return TrainingCallbacks(
+        **{each.name: all_of([getattr(part, each.name) for part in parts]) for each in fields(TrainingCallbacks)}
+    )
 
 
 @contextlib.contextmanager
-def showing(folder: Path, shown: bool = True, tensorboard: bool = True) -> Iterator[Progress]:
+def showing(folder: Path, shown: bool = True, tensorboard: bool = True) -> Iterator[TrainingCallbacks]:
     """What a run in this folder is to report to. Nothing is opened before the run begins."""
     parts: list[Bar | Lines | Board] = []
     if shown:

@@ -27,7 +27,7 @@ sys.exit(main())
 """
 
 
-class Running(ABC):
+class RunHandle(ABC):
     """A run in the making, or one that waits for a place."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Engine(ABC):
     """Starts runs."""
 
     @abstractmethod
-    def start(self, order: Order) -> Running: ...
+    def start(self, order: Order) -> RunHandle: ...
 
     def close(self) -> None:
         """No more runs."""
@@ -100,7 +100,7 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-class LocalRun(Running):
+class LocalRun(RunHandle):
     """A process of this machine."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -136,7 +136,7 @@ def _on_a_node(text: str) -> int:
         leave(process)
 
 
-class RayRun(Running):
+class RayRun(RunHandle):
     """A task of Ray."""
 
     def __init__(self, ray: Any, task: Any) -> None:

@@ -149,7 +149,7 @@ NUMBERS = (
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProblemRuns:
     """A row of the tables: all complete runs of it, by mode and in the order of seeds."""
 
     settings: Settings
@@ -179,7 +179,7 @@ class Problem:
         return f"{KINDS[self.experiment]}: {self.title}"
 
     @property
-    def published(self) -> published.Row | None:
+    def published(self) -> published.PublishedRow | None:
         return published.beside(self.settings)
 
     @property
@@ -214,10 +214,10 @@ class Problem:
 class Gathered:
     """Rows with something complete, in the paper's order, and the runs that are left out, with the reasons."""
 
-    problems: Sequence[Problem]
+    problems: Sequence[ProblemRuns]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, experiment: str) -> list[Problem]:
+    def of(self, experiment: str) -> list[ProblemRuns]:
         return [problem for problem in self.problems if problem.experiment == experiment]
 
 
@@ -235,7 +235,7 @@ def gather(runs: Sequence[Finished]) -> Gathered:
         own.setdefault(settings.row, settings)
         found.setdefault(settings.row, {}).setdefault(settings.mode, []).append(run)
     problems = [
-        Problem(own[row], {mode: _by_seed(each) for mode, each in modes.items()}) for row, modes in found.items()
+        ProblemRuns(own[row], {mode: _by_seed(each) for mode, each in modes.items()}) for row, modes in found.items()
     ]
     return Gathered(sorted(problems, key=_place), left_out)
 
@@ -244,7 +244,7 @@ def _by_seed(runs: Sequence[Finished]) -> tuple[Finished, ...]:
     return tuple(sorted(runs, key=lambda run: run.settings["seed"]))
 
 
-def _place(problem: Problem) -> tuple[int, int, str]:
+def _place(problem: ProblemRuns) -> tuple[int, int, str]:
     row = problem.published
     rank = len(published.ROWS) if row is None else published.ROWS.index(row)
     return EXPERIMENTS.index(problem.experiment), rank, problem.row

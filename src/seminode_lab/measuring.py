@@ -55,7 +55,7 @@ MAX_STEPS, TIME_LIMIT = 100_000, 3600.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrecisionPlan:
     """What is measured of an experiment.
 
     Attributes:
@@ -108,7 +108,7 @@ THOROUGH = {
 }
 
 
-def plan_of(settings: Settings) -> Plan:
+def plan_of(settings: Settings) -> PrecisionPlan:
     """For the row of a preset: brief for `quick`, thorough for the others."""
     quick = settings.preset == "quick"
     size = (QUICK if quick else THOROUGH)[settings.experiment]
@@ -126,7 +126,7 @@ def plan_of(settings: Settings) -> Plan:
     ]
     chosen = tuple(name for name in adjoints if name not in left_out)
     text = "; ".join(filter(None, reduced))
-    return Plan(tolerances, chosen, batch, fitted, size.repeats, size.memory, reduced=text)
+    return PrecisionPlan(tolerances, chosen, batch, fitted, size.repeats, size.memory, reduced=text)
 
 
 def _rounded(x: float) -> float:
@@ -214,7 +214,7 @@ class SingleDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def reference_of(batch: OneBatch, plan: Plan, restore: Callable[[], None]) -> tuple[Reference, Tensor]:
+def reference_of(batch: OneBatch, plan: PrecisionPlan, restore: Callable[[], None]) -> tuple[Reference, Tensor]:
     """The gradient in float64 that others are compared with, and how far one that is looser is from it."""
     wide = batch.widened()
 
@@ -231,7 +231,7 @@ def reference_of(batch: OneBatch, plan: Plan, restore: Callable[[], None]) -> tu
     return Reference("float64", contender.rtol or float("nan"), good_to, note), best
 
 
-def _tight(batch: OneBatch, plan: Plan, looser: bool) -> tuple[Contender, Controller, str]:
+def _tight(batch: OneBatch, plan: PrecisionPlan, looser: bool) -> tuple[Contender, Controller, str]:
     """How a reference is solved, in words too.
 
     The field of the neural CDE has kinks (ReLU). Its Jacobian jumps there, of which the error control of a forward
@@ -247,7 +247,7 @@ def _tight(batch: OneBatch, plan: Plan, looser: bool) -> tuple[Contender, Contro
     return Contender(sn.Replay(), Dopri8(), rtol=rtol, atol=atol), controller, f"dopri8, rtol {rtol:.0e}"
 
 
-def compared(batch: OneBatch, plan: Plan) -> tuple[Reference, list[dict[str, Any]]]:
+def compared(batch: OneBatch, plan: PrecisionPlan) -> tuple[Reference, list[dict[str, Any]]]:
     """Every adjoint to every tolerance, in turns, from the same random numbers."""
     snapshot = Snapshot([batch.task.model], [], batch.leaf.device)
     try:
@@ -267,7 +267,7 @@ def _plain(reference: Reference) -> dict[str, Any]:
     return {"dtype": reference.dtype, "good_to": reference.good_to, "note": reference.note}
 
 
-def measure(settings: Settings, out: Path, root: Root = None, plan: Plan | None = None) -> Path:
+def measure(settings: Settings, out: Path, root: Root = None, plan: PrecisionPlan | None = None) -> Path:
     """Measure an experiment, into `out/precision-<experiment>.json`. What is there already is not measured again.
 
     Arguments:

@@ -20,7 +20,7 @@ class Start:
 
 
 @dataclass
-class Progress:
+class TrainingCallbacks:
     """What the loop tells of itself while it runs; every call may be ignored."""
 
     begin: Callable[[Start], None] = lambda start: None

@@ -37,7 +37,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A row of the tables, all of them together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Row:
 
 def _row(
     name: str, title: str, params: int, updates: int, scale: float, mixed: Sequence[float], seminorm: Sequence[float]
-) -> Row:
+) -> PublishedRow:
     """Numbers in the order of `Norm`, each with its deviation; evaluations in units of `scale`, steps in thousands."""
     experiment = name.split("-")[0]
     repeats = 3 if experiment == "cnf" else 5
@@ -72,10 +72,10 @@ def _row(
         spreads = (Spread(x[2 * i] * by, x[2 * i + 1] * by, repeats) for i, by in enumerate(scales))
         return Norm(*spreads, proportion=x[8])
 
-    return Row(name, title, experiment, params, updates, norm(mixed), norm(seminorm))
+    return PublishedRow(name, title, experiment, params, updates, norm(mixed), norm(seminorm))
 
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[PublishedRow, ...] = (
     # quality, backward evaluations, rejected and accepted steps, each with its deviation; proportion
     _row(
         "ncde-speech_commands-0.001", "Neural CDE, rtol 1e-3, atol 1e-6", 88_940, 24 * 210, 1e6,
@@ -129,7 +129,7 @@ def median_saving() -> float:
     return median(row.saving for row in ROWS)
 
 
-def beside(settings: Settings) -> Row | None:
+def beside(settings: Settings) -> PublishedRow | None:
     """The published row that a run can be set beside, if there is one.
 
     That is the row of the same name; else, for reduced runs, of the same tolerances (`"ncde"`), or of the same data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from . import settings as presets
-from .measures import Problem, gather
+from .measures import ProblemRuns, gather
 from .settings import EXPERIMENTS, PRESETS, Settings
 from .store import Finished
 
@@ -37,24 +37,24 @@ def reductions(runs: Sequence[Finished], experiment: str | None = None) -> list[
     return found
 
 
-def _missing(experiment: str, problems: Sequence[Problem]) -> list[str]:
+def _missing(experiment: str, problems: Sequence[ProblemRuns]) -> list[str]:
     there = {problem.published.name for problem in problems if problem.published}
     return [row.row for row in presets.rows("paper") if row.experiment == experiment and row.row not in there]
 
 
-def reduced(problem: Problem) -> bool:
+def reduced(problem: ProblemRuns) -> bool:
     """Whether a row differs from the published one in more than the number of seeds."""
     paper = _paper(problem)
     return paper is None or any(_different(problem.settings, paper))
 
 
-def _paper(problem: Problem) -> Settings | None:
+def _paper(problem: ProblemRuns) -> Settings | None:
     """What the paper did where it has such a row."""
     row = problem.published
     return next((each for each in presets.rows("paper") if row is not None and each.row == row.name), None)
 
 
-def changes(problem: Problem) -> Iterator[str]:
+def changes(problem: ProblemRuns) -> Iterator[str]:
     """What a row has instead of what the paper has."""
     paper = _paper(problem)
     if paper is None:

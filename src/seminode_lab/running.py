@@ -19,7 +19,7 @@ from seminode.models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODE
 from . import data as sets
 from .models import pendulum
 from .modes import solve_options
-from .progress import Progress
+from .progress import TrainingCallbacks
 from .settings import Settings
 from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
@@ -148,7 +148,7 @@ def run(
     settings: Settings,
     out: Path,
     root: Root = None,
-    progress: Progress | None = None,
+    progress: TrainingCallbacks | None = None,
     resume: bool = True,
     wait: bool = False,
 ) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .attempts import BUSY, DIED, DONE, FAILED, UNUSABLE
-from .engines import Engine, Running
+from .engines import Engine, RunHandle
 from .modes import MODES
 from .settings import Settings, all_runs
 from .store import RESULT, Finished, StoreError
-from .watching import Sight, Watch, last_lines
+from .watching import Sight, SweepDisplay, last_lines
 from .worker import Order
 
 #: Seconds between two looks at everything, and after which a run that another process is at is looked at again.
@@ -91,7 +91,7 @@ class Swept:
         return f"{total} runs: {len(self.made)} made, {len(self.there)} there before, {len(self.failed)} failed"
 
 
-class Sweep:
+class SweepRunner:
     """Runs in the making."""
 
     def __init__(self, orders: Sequence[Order], engine: Engine, jobs: int, retries: int = 2) -> None:
@@ -101,8 +101,8 @@ class Sweep:
             raise ValueError(f"retries: expected a whole number of at least 0, found {retries}")
         self._engine, self._places, self._retries = engine, jobs, retries
         self._waiting = [Job(order) for order in orders]
-        self._running: list[tuple[Job, Running]] = []
-        self._watch = Watch(len(orders))
+        self._running: list[tuple[Job, RunHandle]] = []
+        self._watch = SweepDisplay(len(orders))
         self.found = Swept()
 
     def go(self) -> Swept:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from . import measures, published
 from .grid import Column, Table
-from .measures import Gathered, Problem, Quantity, gather, tested
+from .measures import Gathered, ProblemRuns, Quantity, gather, tested
 from .reductions import reductions
 from .spread import Spread, ratio, saving
 from .store import Finished
@@ -50,7 +50,7 @@ class Line:
     true: Quantity
     show: Callable[[Spread], str] = Spread.count
 
-    def cells(self, problem: Problem) -> Cells:
+    def cells(self, problem: ProblemRuns) -> Cells:
         row = problem.published
         said: Cells = [None, None] if row is None else [self.paper(row.mixed), self.paper(row.seminorm)]
         counted = [problem.spread(mode, self.compatible) for mode in ("mixed", problem.compatible)]
@@ -71,7 +71,7 @@ def _relative(cells: Cells, compare: Callable[[Spread | None, Spread | None], fl
     return ["" if x is None or i in bases else show.format(x) for i, x in enumerate(found)]
 
 
-def _repeats(problem: Problem) -> list[str]:
+def _repeats(problem: ProblemRuns) -> list[str]:
     row = problem.published
     said = ["", ""] if row is None else [str(row.mixed.nfe.n), str(row.seminorm.nfe.n)]
     modes = ("mixed", problem.compatible, "mixed", "seminorm", "best")
@@ -93,7 +93,7 @@ REJECTED = Line("rejected steps", lambda norm: norm.rejected, tested("published_
 ACCEPTED = Line("accepted steps", lambda norm: norm.accepted, tested("published_accepted"), tested("backward_accepted"))
 
 
-def _per_batch(problem: Problem) -> Line:
+def _per_batch(problem: ProblemRuns) -> Line:
     row = problem.published
     each = 1.0 if row is None else 1.0 / row.updates
 
@@ -103,14 +103,14 @@ def _per_batch(problem: Problem) -> Line:
     return Line("backward NFE a batch", paper, measures.published_per_batch, measures.true_per_batch)
 
 
-def _heading(problem: Problem) -> str:
+def _heading(problem: ProblemRuns) -> str:
     row = problem.published
     if row is None:
         return f"{problem.title} (not in the paper)"
     return problem.title if row.name == problem.row else f"{problem.title} – beside the paper's {row.title}"
 
 
-def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
+def _training_rows(problem: ProblemRuns) -> list[tuple[str, ...]]:
     quality = problem.quality
     judged = Line(quality.name, lambda norm: norm.quality, quality, quality, lambda spread: spread.text(quality.digits))
     evaluations, spent = NFE.cells(problem), SECONDS.cells(problem)
@@ -134,7 +134,7 @@ def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
     return [(_heading(problem),), *(tuple(row) for row in found)]
 
 
-def _rejection_rows(problem: Problem) -> list[tuple[str, ...]]:
+def _rejection_rows(problem: ProblemRuns) -> list[tuple[str, ...]]:
     row = problem.published
     rejected, accepted = REJECTED.cells(problem), ACCEPTED.cells(problem)
     said = [None, None] if row is None else [row.mixed.proportion, row.seminorm.proportion]
@@ -173,7 +173,7 @@ PENDULUM = (
 )
 
 
-def _schedules(problems: Sequence[Problem]) -> str:
+def _schedules(problems: Sequence[ProblemRuns]) -> str:
     """How the paper's count was made of these runs."""
     found = {
         (run.settings["schedule"]["every"], len(run.metrics), measures.result(run)["epochs"])
@@ -208,7 +208,7 @@ def _left_out(gathered: Gathered, experiment: str | None) -> list[str]:
     return [f"Left out: {', '.join(own)}."] if own else []
 
 
-def _differing(problems: Sequence[Problem]) -> list[str]:
+def _differing(problems: Sequence[ProblemRuns]) -> list[str]:
     return [
         f"Runs of {problem.row} differ in more than mode and seed: {', '.join(problem.differences)}."
         for problem in problems

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import seminode as sn
 
 from .counting import Strided, evaluations, strided
-from .progress import Progress, Start
+from .progress import Start, TrainingCallbacks
 from .store import Checkpoint, Run
 
 SPLITS = ("train", "validation", "test")
@@ -55,7 +55,7 @@ class Schedule:
 
 
 @dataclass
-class Pass:
+class DataPass:
     """What was seen on one pass over some data, batch by batch."""
 
     losses: list[float] = field(default_factory=list)
@@ -160,9 +160,11 @@ def seed_of(seed: int, epoch: int) -> int:
 class Training:
     """A run in progress."""
 
-    def __init__(self, run: Run, task: Task[Any], schedule: Schedule, seed: int, progress: Progress | None = None):
+    def __init__(
+        self, run: Run, task: Task[Any], schedule: Schedule, seed: int, progress: TrainingCallbacks | None = None
+    ):
         self.run, self.task, self.schedule, self.seed = run, task, schedule, seed
-        self.progress = progress or Progress()
+        self.progress = progress or TrainingCallbacks()
         kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[schedule.optimiser]
         self.optimiser = kind(task.model.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -283,9 +285,9 @@ class Training:
 
     # Evaluation.
 
-    def look(self, split: str, record: bool) -> Pass:
+    def look(self, split: str, record: bool) -> DataPass:
         """A pass over a split with a backward pass, whose gradients are thrown away: its evaluations are counted."""
-        found, begin = Pass(), time.perf_counter()
+        found, begin = DataPass(), time.perf_counter()
         self.task.model.eval()
         for i, batch in enumerate(self.task.batches(split, shuffle=True)):
             with drifts() as seen:
@@ -304,7 +306,7 @@ class Training:
         self.task.model.train()
         return found
 
-    def numbers(self, found: Pass) -> dict[str, Any]:
+    def numbers(self, found: DataPass) -> dict[str, Any]:
         accuracy = {"accuracy": found.right / max(1, found.samples)} if self.task.accuracy else {}
         return found.numbers() | accuracy
 

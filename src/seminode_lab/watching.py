@@ -44,7 +44,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class Watch:
+class SweepDisplay:
     """The progress of a sweep."""
 
     def __init__(self, total: int) -> None:

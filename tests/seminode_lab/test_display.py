@@ -16,7 +16,7 @@ import seminode as sn
 from seminode_lab import running
 from seminode_lab.attempts import summary
 from seminode_lab.display import LOGS, Meter, showing, together
-from seminode_lab.progress import Progress
+from seminode_lab.progress import TrainingCallbacks
 from seminode_lab.store import Finished
 from seminode_lab.training import Training
 
@@ -105,7 +105,7 @@ def test_tensorboard_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     settings = tiny(schedule=TWO)
     seen: list[tuple[int, Any]] = []
     with showing(tmp_path / settings.name, shown=False) as progress:
-        noted = Progress(batch=lambda epoch, i, loss, stats: seen.append((2 * epoch + i, pytest.approx(loss))))
+        noted = TrainingCallbacks(batch=lambda epoch, i, loss, stats: seen.append((2 * epoch + i, pytest.approx(loss))))
         running.run(settings, tmp_path, progress=together([progress, noted]))
     found, run = scalars(tmp_path / settings.name), Finished.load(tmp_path / settings.name)
     assert found["loss/batch"] == seen
@@ -130,7 +130,7 @@ def test_a_resumed_run_goes_on_in_the_same_log(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
         with showing(folder / settings.name, shown=False) as progress:
-            running.run(settings, folder, progress=together([progress, Progress(batch=stop)]))
+            running.run(settings, folder, progress=together([progress, TrainingCallbacks(batch=stop)]))
 
     made(tmp_path / "whole", None)
     for stop_at in ((0, 1), (2, 0)):  # before there is a checkpoint, and after
@@ -158,7 +158,7 @@ def test_without_tensorboard_there_is_a_note(
 
 def test_all_hooks_are_called_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    progress = Progress(
+    progress = TrainingCallbacks(
         begin=lambda start: told.append(f"begin {start.epoch}/{start.epochs} of {start.batches}, {start.iterations}"),
         batch=lambda epoch, batch, loss, stats: told.append(f"batch {epoch}.{batch}"),
         look=lambda split, batch: told.append(f"look {split}"),

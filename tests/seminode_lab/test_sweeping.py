@@ -22,9 +22,9 @@ from tiny_runs import ONE, tiny
 from seminode import cli
 from seminode_lab import engines, settings, sweeping, worker
 from seminode_lab.attempts import BUSY, DIED, DONE, FAILED, STOPPED, UNUSABLE
-from seminode_lab.engines import Engine, Local, LocalRun, Running, launch
+from seminode_lab.engines import Engine, Local, LocalRun, RunHandle, launch
 from seminode_lab.store import CHECKPOINT, Finished, Run
-from seminode_lab.sweeping import Sweep, chosen, failures
+from seminode_lab.sweeping import SweepRunner, chosen, failures
 from seminode_lab.watching import last_lines
 from seminode_lab.worker import Order
 
@@ -40,7 +40,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-class Ended(Running):
+class Ended(RunHandle):
     """A run that has ended with a status."""
 
     def __init__(self, status: int) -> None:
@@ -83,7 +83,7 @@ def named(*modes: str) -> list[str]:
 
 def test_what_dies_is_tried_again_and_what_fails_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = Script(mixed=[-9, DIED, DONE], seminorm=[FAILED], best=[-9, 1000, DIED])
-    found = Sweep(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2).go()
+    found = SweepRunner(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2).go()
     assert found.made == named("mixed")
     assert found.failed == {
         named("seminorm")[0]: "ended with 1",
@@ -99,7 +99,7 @@ def test_what_dies_is_tried_again_and_what_fails_is_not(tmp_path: Path, capsys: 
 
 def test_the_longest_are_started_first_and_not_more_than_there_are_places(tmp_path: Path) -> None:
     engine = Script(mixed=[UNUSABLE], seminorm=[FAILED], best=[FAILED])
-    sweep = Sweep(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2)
+    sweep = SweepRunner(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2)
     sweep._start()
     assert engine.started == ["mixed", "seminorm"]
     sweep._start()
@@ -113,7 +113,7 @@ def test_a_run_that_another_process_is_at_is_looked_at_again(
 ) -> None:
     engine = Script(mixed=[BUSY, BUSY, DONE], best=[DONE])
     jobs = orders(tmp_path, "mixed", "best")
-    sweep = Sweep(jobs, engine, jobs=1)
+    sweep = SweepRunner(jobs, engine, jobs=1)
     for job in sweep._waiting:
         job.pause = 0.01
     found = sweep.go()
@@ -125,7 +125,7 @@ def test_a_run_that_another_process_is_at_is_looked_at_again(
 
 def test_what_another_sweep_has_made_meanwhile_is_not_made_again(tmp_path: Path) -> None:
     engine = Script(mixed=[BUSY])
-    sweep = Sweep(orders(tmp_path, "mixed"), engine, jobs=1)
+    sweep = SweepRunner(orders(tmp_path, "mixed"), engine, jobs=1)
     sweep._start()
     sweep._waiting[:], sweep._running[:] = [sweep._running[0][0]], []
     lab_runs.write(tiny(), tmp_path)

@@ -33,7 +33,7 @@ def configure_report(parser: argparse.ArgumentParser) -> None:
 
 
 def run_reproduce(options: argparse.Namespace) -> int:
-    """Sweep, measure and report. Runs that failed are left out of it, and make the status 1."""
+    """Sweep, measure and report. Failed runs are left out of the report; the status is then 1."""
     return guarded(options, _reproduce, "all runs are kept; the same command goes on")
 
 

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 def sweep(options: argparse.Namespace) -> int:
     """The status: 1 if a run failed."""
     from ..engines import ENGINES
-    from ..sweeping import Sweep, failures
+    from ..sweeping import SweepRunner, failures
 
     if options.engine not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {options.engine!r}")
@@ -52,7 +52,7 @@ def sweep(options: argparse.Namespace) -> int:
     engine = ENGINES[options.engine]()
     try:
         jobs = options.jobs or (len(orders) if options.engine == "ray" else 1)
-        found = Sweep(orders, engine, jobs, options.retries).go()
+        found = SweepRunner(orders, engine, jobs, options.retries).go()
     finally:
         engine.close()
     print(found)

@@ -18,7 +18,7 @@ State = Literal["complete", "incomplete", "absent", "broken"]
 
 
 @dataclass(frozen=True)
-class Status:
+class DataStatus:
     """What there is of a data set.
 
     Attributes:
@@ -38,7 +38,7 @@ class Status:
     notes: tuple[str, ...] = ()
     origin: str | None = None
 
-    def noting(self, *notes: str, state: State | None = None) -> Status:
+    def noting(self, *notes: str, state: State | None = None) -> DataStatus:
         return replace(self, notes=(*self.notes, *notes), state=state or self.state)
 
 
@@ -60,10 +60,10 @@ class DataSet(abc.ABC):
     download_size: int = 0
 
     @abc.abstractmethod
-    def status(self, root: Path) -> Status: ...
+    def status(self, root: Path) -> DataStatus: ...
 
     @abc.abstractmethod
-    def check(self, root: Path, progress: bool = True) -> Status: ...
+    def check(self, root: Path, progress: bool = True) -> DataStatus: ...
 
     @abc.abstractmethod
     def fetch(self, root: Path, progress: bool = True) -> None: ...
@@ -99,6 +99,6 @@ def count_text(found: int, expected: int) -> str:
     return f"{found:,}" if found == expected else f"{found:,} of {expected:,}"
 
 
-def broken(error: DataError, status: Status) -> Status:
+def broken(error: DataError, status: DataStatus) -> DataStatus:
     """The same data set, after something in it could not be read."""
     return status.noting(str(error), state="broken")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .archives import unpack
-from .base import DataSet, Status, broken, found_in, located, warn_incomplete
+from .base import DataSet, DataStatus, broken, found_in, located, warn_incomplete
 from .download import Resource, download
 from .errors import DataError, MissingData
 from .files import digest
@@ -119,17 +119,17 @@ class CIFAR10(DataSet):
     licence = "none stated; cite Krizhevsky 2009"
     download_size = ARCHIVE.size
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         folder = found_in(root, PLACES, tuple(BATCHES))
         if folder is None:
-            return Status("absent", expected=TOTAL)
+            return DataStatus("absent", expected=TOTAL)
         there = [folder / name for name in BATCHES if (folder / name).is_file()]
         size = sum(path.stat().st_size for path in there)
-        status = Status("complete", folder, IMAGES * len(there), TOTAL, size)
+        status = DataStatus("complete", folder, IMAGES * len(there), TOTAL, size)
         missing = [name for name in BATCHES if not (folder / name).is_file()]
         return status.noting(f"missing: {', '.join(missing)}", state="incomplete") if missing else status
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         folder = status.place
         if folder is None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .base import DataSet, Status, count_text
+from .base import DataSet, DataStatus, count_text
 from .catalogue import CATALOGUE, by_name
 from .errors import DataError
 from .files import size_text
@@ -105,7 +105,7 @@ def _attempt(each: DataSet, action: Callable[[], None]) -> bool:
     return True
 
 
-def _show(each: DataSet, status: Status) -> None:
+def _show(each: DataSet, status: DataStatus) -> None:
     amount = f"{count_text(status.items, status.expected)} {each.unit}"
     size = f", {size_text(status.size)}" if status.size else ""
     print(f"\n{each.name:<16} {status.state}: {amount}{size}")

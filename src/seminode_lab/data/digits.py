@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .base import DataSet, Status
+from .base import DataSet, DataStatus
 from .errors import DataError
 from .images import Images, ImageSet
 
@@ -49,16 +49,16 @@ class Digits(DataSet):
     origin = "UCI Machine Learning Repository, inside scikit-learn"
     licence = "CC BY 4.0; in scikit-learn, BSD"
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         spec = importlib.util.find_spec("sklearn")
         file = None
         if spec is not None and spec.origin is not None:
             file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file is None or not file.is_file():
-            return Status("absent", expected=IMAGES, notes=("needs scikit-learn: pip install 'seminode[lab]'",))
-        return Status("complete", file, IMAGES, IMAGES, file.stat().st_size)
+            return DataStatus("absent", expected=IMAGES, notes=("needs scikit-learn: pip install 'seminode[lab]'",))
+        return DataStatus("complete", file, IMAGES, IMAGES, file.stat().st_size)
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         if status.place is None:
             return status

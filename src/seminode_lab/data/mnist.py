@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .base import DataSet, Status, broken, found_in, located, warn_incomplete
+from .base import DataSet, DataStatus, broken, found_in, located, warn_incomplete
 from .download import Resource, download
 from .errors import DataError, MissingData
 from .files import mismatch
@@ -76,10 +76,10 @@ class MNIST(DataSet):
     licence = "none ships with it; cite LeCun et al. 1998"
     download_size = sum(resource.size for resource in RESOURCES)
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         folder = found_in(root, PLACES, MARKS)
         if folder is None:
-            return Status("absent", expected=TOTAL)
+            return DataStatus("absent", expected=TOTAL)
         size, missing, items = 0, [], 0
         for part, expected in PARTS.items():
             for kind in ("images-idx3", "labels-idx1"):
@@ -89,9 +89,9 @@ class MNIST(DataSet):
                 except MissingData:
                     missing.append(f"{part}-{kind}-ubyte.gz")
         notes = (f"missing: {', '.join(missing)}",) if missing else ()
-        return Status("incomplete" if missing else "complete", folder, items, TOTAL, size, notes)
+        return DataStatus("incomplete" if missing else "complete", folder, items, TOTAL, size, notes)
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         folder = status.place
         if folder is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..models import pendulum as simulator
-from .base import DataSet, Status
+from .base import DataSet, DataStatus
 from .cache import cached
 from .errors import DataError
 from .folders import data_dir, features_dir
@@ -60,14 +60,14 @@ class Pendulum(DataSet):
     origin = "simulated by seminode_lab.models.pendulum"
     licence = "that of seminode, Apache-2.0"
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         path = _path(root)
         if path.is_file():
-            return Status("complete", path, TOTAL, TOTAL, path.stat().st_size)
+            return DataStatus("complete", path, TOTAL, TOTAL, path.stat().st_size)
         note = "is simulated when it is first needed, in about ten seconds" if _scipy() else "needs SciPy"
-        return Status("absent", expected=TOTAL, notes=(note,))
+        return DataStatus("absent", expected=TOTAL, notes=(note,))
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         """Simulate the first trials again, and compare."""
         status = self.status(root)
         if status.place is None or not _scipy():

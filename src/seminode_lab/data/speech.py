@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .archives import SUMS, unpack, wrong_sums
-from .base import DataSet, Status, found_in, located, warn_incomplete
+from .base import DataSet, DataStatus, found_in, located, warn_incomplete
 from .cache import cached
 from .download import Resource, download
 from .errors import DataError
@@ -187,12 +187,12 @@ class SpeechCommands(DataSet):
     licence = "CC BY 4.0"
     download_size = ARCHIVE.size
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         folder = found_in(root, PLACES, WORDS)
         if folder is None:
-            return Status("absent", expected=V2.total)
+            return DataStatus("absent", expected=V2.total)
         clips, release = clips_in(folder), release_in(folder)
-        status = Status("complete", folder, len(clips), release.total, sum(clip.size for clip in clips))
+        status = DataStatus("complete", folder, len(clips), release.total, sum(clip.size for clip in clips))
         told = tuple(map(len, listed_in(folder))) == release.listed
         note = f"release {release.name}" if told else f"taken for release {release.name}; its lists are of no known one"
         status = replace(status.noting(note), origin=release.address)
@@ -204,7 +204,7 @@ class SpeechCommands(DataSet):
         lists = [name for name in LISTS if not (folder / name).is_file()]
         return status.noting(f"missing: {', '.join(lists)}", state="incomplete") if lists else status
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         folder = status.place
         if folder is None:

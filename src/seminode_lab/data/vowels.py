@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import DataSet, Status
+from .base import DataSet, DataStatus
 from .files import mismatch
 from .series import SeriesSet
 
@@ -64,12 +64,12 @@ class JapaneseVowels(DataSet):
     origin = "UCI Machine Learning Repository, https://doi.org/10.24432/C5NS47; shipped with the package"
     licence = "CC BY 4.0"
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         if not FILE.is_file():
-            return Status("absent", expected=SERIES, notes=("is not in this installation; install seminode again",))
-        return Status("complete", FILE, SERIES, SERIES, FILE.stat().st_size)
+            return DataStatus("absent", expected=SERIES, notes=("is not in this installation; install seminode again",))
+        return DataStatus("complete", FILE, SERIES, SERIES, FILE.stat().st_size)
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         wrong = mismatch(FILE, CHECKSUM) if status.place is not None else None
         return status.noting(f"{FILE}: {wrong}; install seminode again", state="broken") if wrong else status

@@ -8,14 +8,14 @@ from typing import Any
 
 from .. import measures, tables
 from ..grid import Column, Table
-from ..measures import Gathered, Problem, result
+from ..measures import Gathered, ProblemRuns, result
 from ..reductions import NAMES, reductions
 from ..settings import EXPERIMENTS, PRESETS
 from ..spread import Spread, ratio
 from ..store import Finished
 from .claims import claims
 from .errata import errata
-from .findings import ALIKE, NOTHING, SPACE, Verdict, compatible_saving, correct_saving, listed, percent
+from .findings import ALIKE, NOTHING, SPACE, Conclusion, compatible_saving, correct_saving, listed, percent
 from .pictures import Shown, missing
 
 #: The columns of truth as they are explained to a reader.
@@ -81,8 +81,10 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
     found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
     found += _best(gathered.problems)
-    tested = [finding for finding in errata(gathered) if finding.verdict not in (Verdict.UNTESTED, Verdict.MEASURED)]
-    good = [finding for finding in tested if finding.verdict is not Verdict.REFUTED]
+    tested = [
+        finding for finding in errata(gathered) if finding.conclusion not in (Conclusion.UNTESTED, Conclusion.MEASURED)
+    ]
+    good = [finding for finding in tested if finding.conclusion is not Conclusion.REFUTED]
     found.append(
         f"Of {len(tested)} errors and omissions of the paper and its code that can be tested here, {len(good)} are "
         "confirmed."
@@ -90,7 +92,7 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     return found
 
 
-def _saved(name: str, problems: Sequence[Problem]) -> list[str]:
+def _saved(name: str, problems: Sequence[ProblemRuns]) -> list[str]:
     both = [(correct_saving(problem), problem) for problem in problems if problem.published]
     known = [(own, problem) for own, problem in both if own is not None]
     if not known:
@@ -102,7 +104,7 @@ def _saved(name: str, problems: Sequence[Problem]) -> list[str]:
     return [f"{subject} the seminorm saves {own} of the backward evaluations{where}; the paper has {theirs}."]
 
 
-def _pendulum(problem: Problem) -> list[str]:
+def _pendulum(problem: ProblemRuns) -> list[str]:
     own, theirs, row = correct_saving(problem), compatible_saving(problem), problem.published
     if own is None or row is None:
         return []
@@ -113,7 +115,7 @@ def _pendulum(problem: Problem) -> list[str]:
     ]
 
 
-def _speed_up(problem: Problem) -> float | None:
+def _speed_up(problem: ProblemRuns) -> float | None:
     return ratio(problem.spread("mixed", measures.seconds), problem.spread("best", measures.seconds))
 
 
@@ -122,7 +124,7 @@ def _range(values: Sequence[float], digits: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _best(problems: Sequence[Problem]) -> list[str]:
+def _best(problems: Sequence[ProblemRuns]) -> list[str]:
     saved = [x for x in (correct_saving(problem, "best") for problem in problems) if x is not None]
     faster = [x for x in map(_speed_up, problems) if x is not None]
     if not saved or not faster:
@@ -136,7 +138,7 @@ def _best(problems: Sequence[Problem]) -> list[str]:
 # Numbers side by side.
 
 
-def _bars(problem: Problem) -> dict[str, Any]:
+def _bars(problem: ProblemRuns) -> dict[str, Any]:
     """What is saved in each of the four columns, for a small chart."""
     row = problem.published
     values = (

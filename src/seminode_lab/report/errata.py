@@ -7,10 +7,10 @@ from statistics import mean, median
 
 from .. import measures, published
 from ..counting import STRIDE
-from ..measures import Gathered, Problem, Quantity, batches, result, tested
+from ..measures import Gathered, ProblemRuns, Quantity, batches, result, tested
 from ..store import Finished
 from ..tables import proportion
-from .findings import NOTHING, SPACE, Finding, Verdict, compatible_saving, correct_saving, listed, percent, untested
+from .findings import NOTHING, SPACE, Conclusion, Finding, compatible_saving, correct_saving, listed, percent, untested
 
 NORMS = ("mixed", "seminorm")
 
@@ -31,12 +31,12 @@ def errata(gathered: Gathered) -> list[Finding]:
     ]
 
 
-def _mean(problem: Problem, mode: str, quantity: Quantity) -> float | None:
+def _mean(problem: ProblemRuns, mode: str, quantity: Quantity) -> float | None:
     spread = problem.spread(mode, quantity)
     return None if spread is None else spread.mean
 
 
-def _slice(problems: Sequence[Problem]) -> Finding:
+def _slice(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "slice", "The pendulum's seminorm is cut from the wrong tensor"
     row = next(row for row in published.ROWS if row.experiment == "hnn")
     said = (
@@ -59,17 +59,17 @@ def _slice(problems: Sequence[Problem]) -> Finding:
         good.append(own < NOTHING <= slip)
     if not found:
         return untested(name, title, said, "There are no runs with the slip, without it, and with the mixed norm.")
-    return Finding(name, title, said, f"{'. '.join(found)}.", Verdict.CONFIRMED if all(good) else Verdict.REFUTED)
+    return Finding(name, title, said, f"{'. '.join(found)}.", Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED)
 
 
-def _steps(problem: Problem, mode: str) -> list[float] | None:
+def _steps(problem: ProblemRuns, mode: str) -> list[float] | None:
     """On a pass over the test set: strided rejected and accepted, true rejected and accepted."""
     names = ("published_rejected", "published_accepted", "backward_rejected", "backward_accepted")
     found = [_mean(problem, mode, tested(name)) for name in names]
     return None if None in found else [x for x in found if x is not None]
 
 
-def _pendulum_counter(problems: Sequence[Problem]) -> Finding:
+def _pendulum_counter(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "pendulum-counter", "The pendulum's rejected steps are an artefact of counting"
     said = (
         "Steps were not observed but inferred: every sixth evaluation is taken for the end of one, and rejected if the "
@@ -92,8 +92,8 @@ def _pendulum_counter(problems: Sequence[Problem]) -> Finding:
                 good.append(strided_r > true_r)
     if not good:
         return untested(name, title, said)
-    verdict = Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    return Finding(name, title, said, "On a pass over the test set:", verdict, tuple(found))
+    conclusion = Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    return Finding(name, title, said, "On a pass over the test set:", conclusion, tuple(found))
 
 
 def _restarts(run: Finished) -> float:
@@ -109,7 +109,7 @@ def _inflation(run: Finished) -> float:
     return (test["published_accepted"] - test["backward_accepted"]) / batches(run, "test")
 
 
-def _jump_counter(problems: Sequence[Problem]) -> Finding:
+def _jump_counter(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "jump-counter", "Jumps inflate the neural CDE's accepted steps"
     said = (
         "After every jump of the control's slope the field is evaluated once more. The same counter takes each sixth "
@@ -129,11 +129,11 @@ def _jump_counter(problems: Sequence[Problem]) -> Finding:
             good.append(more > 0)
     if not found:
         return untested(name, title, said)
-    verdict = Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    return Finding(name, title, said, "On a pass over the test set:", verdict, tuple(found))
+    conclusion = Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    return Finding(name, title, said, "On a pass over the test set:", conclusion, tuple(found))
 
 
-def _extrapolation(problems: Sequence[Problem]) -> Finding:
+def _extrapolation(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "extrapolation", "Evaluations in training are extrapolated, and too many"
     said = (
         "They were not added up over training steps. Those of every tenth epoch's evaluation pass count ten times, and "
@@ -151,13 +151,13 @@ def _extrapolation(problems: Sequence[Problem]) -> Finding:
         if stand != epochs:
             good.append(over > 0)
     # Where every epoch is evaluated there is nothing to extrapolate.
-    verdict = Verdict.UNTESTED if not good else Verdict.CONFIRMED if all(good) else Verdict.REFUTED
+    conclusion = Conclusion.UNTESTED if not good else Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
     as_many = "" if good else "Here as many epochs are counted as were trained. "
     text = f"{as_many}The paper's count against the true sum, with the mixed norm:" if found else ""
-    return Finding(name, title, said, text, verdict, tuple(found))
+    return Finding(name, title, said, text, conclusion, tuple(found))
 
 
-def _worst_run(problems: Sequence[Problem]) -> Finding:
+def _worst_run(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "worst-run", "The accuracy curve leaves out the worst run"
     said = (
         "At every epoch the lowest of five accuracies is dropped before mean and deviation are taken. It is not said."
@@ -174,10 +174,10 @@ def _worst_run(problems: Sequence[Problem]) -> Finding:
                 )
     if not found:
         return untested(name, title, said, "No row has two seeds.")
-    return Finding(name, title, said, "Validation accuracy at the end:", Verdict.MEASURED, tuple(found))
+    return Finding(name, title, said, "Validation accuracy at the end:", Conclusion.MEASURED, tuple(found))
 
 
-def _median(problems: Sequence[Problem]) -> Finding:
+def _median(problems: Sequence[ProblemRuns]) -> Finding:
     said = (
         f"The median improvement is said to be {percent(published.CLAIMED_MEDIAN, 0)}. That of the "
         f"{len(published.ROWS)} printed rows is {percent(published.median_saving())}."
@@ -186,7 +186,7 @@ def _median(problems: Sequence[Problem]) -> Finding:
     found = f"The median of the {len(own)} rows that were run here is {percent(median(own))}." if own else ""
     wrong = abs(published.median_saving() - published.CLAIMED_MEDIAN) > 1
     return Finding("median", "The median improvement is not the one that is claimed", said, found,
-                   Verdict.PRINTED if wrong else Verdict.REFUTED)  # fmt: skip
+                   Conclusion.PRINTED if wrong else Conclusion.REFUTED)  # fmt: skip
 
 
 def _printed_proportion() -> Finding:
@@ -205,11 +205,11 @@ def _printed_proportion() -> Finding:
         "A printed proportion of rejected steps contradicts its own row",
         "Proportions should be those of the steps beside them.",
         f"{'; '.join(wrong)}.",
-        Verdict.PRINTED,
+        Conclusion.PRINTED,
     )
 
 
-def _evaluations_a_step(problems: Sequence[Problem]) -> Finding:
+def _evaluations_a_step(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "evaluations-a-step", "A step costs more than six evaluations"
     said = f"A step is said to take {STRIDE}. Starts take two more, jumps one more each."
     found, good = [], []
@@ -221,11 +221,11 @@ def _evaluations_a_step(problems: Sequence[Problem]) -> Finding:
             good.append(nfe / sum(steps) > STRIDE)
     if not found:
         return untested(name, title, said)
-    verdict = Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    return Finding(name, title, said, "Backward evaluations a step, with the mixed norm:", verdict, tuple(found))
+    conclusion = Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    return Finding(name, title, said, "Backward evaluations a step, with the mixed norm:", conclusion, tuple(found))
 
 
-def _selection(problems: Sequence[Problem]) -> Finding:
+def _selection(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "selection", "The final model is chosen by its training loss"
     said = "Weights with the lowest training loss are kept; validation data choose nothing."
     total, other = 0, 0
@@ -237,10 +237,10 @@ def _selection(problems: Sequence[Problem]) -> Finding:
     if not total:
         return untested(name, title, said)
     text = f"In {other} of {total} runs the validation loss would have chosen another epoch."
-    return Finding(name, title, said, text, Verdict.MEASURED)
+    return Finding(name, title, said, text, Conclusion.MEASURED)
 
 
-def _optimiser(problems: Sequence[Problem]) -> Finding:
+def _optimiser(problems: Sequence[ProblemRuns]) -> Finding:
     used = sorted({(run.settings["schedule"]["optimiser"], run.settings["schedule"]["weight_decay"])
                    for problem in problems for run in problem.runs})  # fmt: skip
     text = listed([f"{name} with decay {decay:g}" for name, decay in used]) if used else "nothing"

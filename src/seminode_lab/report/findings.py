@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .. import measures
-from ..measures import Problem
+from ..measures import ProblemRuns
 from ..spread import saving
 
 #: Between a number and its sign, which stay together.
@@ -16,7 +16,7 @@ SPACE = "\N{NO-BREAK SPACE}"
 NOTHING, ALIKE = 5.0, 15.0
 
 
-class Verdict(Enum):
+class Conclusion(Enum):
     """With the mark and the words for a reader."""
 
     HOLDS = ("✓", "reproduces")
@@ -55,12 +55,12 @@ class Finding:
     title: str
     said: str
     found: str
-    verdict: Verdict
+    conclusion: Conclusion
     items: tuple[str, ...] = ()
 
 
 def untested(name: str, title: str, said: str, why: str = "") -> Finding:
-    return Finding(name, title, said, why, Verdict.UNTESTED)
+    return Finding(name, title, said, why, Conclusion.UNTESTED)
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -79,12 +79,12 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def correct_saving(problem: Problem, mode: str = "seminorm") -> float | None:
+def correct_saving(problem: ProblemRuns, mode: str = "seminorm") -> float | None:
     """Of backward evaluations in training, against the mixed norm, in per cent."""
     return saving(problem.spread(mode, measures.true_nfe), problem.spread("mixed", measures.true_nfe))
 
 
-def compatible_saving(problem: Problem) -> float | None:
+def compatible_saving(problem: ProblemRuns) -> float | None:
     """The same by the paper's count and code."""
     counted = measures.published_nfe
     return saving(problem.spread(problem.compatible, counted), problem.spread("mixed", counted))
