@@ -9,7 +9,7 @@ from typing import Any
 from seminode.errors import SolveError
 
 from .data.errors import DataError
-from .display import share, showing
+from .display import Display, share, showing
 from .running import STARTS, Root, comes_first, run
 from .settings import Settings
 from .store import Busy, StoreError, Taken
@@ -24,15 +24,15 @@ def attempt(
     out: Path,
     root: Root = None,
     resume: bool = True,
-    shown: bool = True,
+    display: Display = "bar",
     tensorboard: bool = True,
 ) -> dict[str, Any]:
     """The result of a run, made in view, and before it what it begins with."""
     first = comes_first(settings, out)
     if first is not None:
-        with showing(out / STARTS / first.name, shown, tensorboard) as progress:
+        with showing(out / STARTS / first.name, display, tensorboard) as progress:
             run(first, out / STARTS, root, progress, wait=True)
-    with showing(out / settings.name, shown, tensorboard) as progress:
+    with showing(out / settings.name, display, tensorboard) as progress:
         return run(settings, out, root, progress, resume)
 
 

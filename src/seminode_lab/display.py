@@ -1,15 +1,16 @@
-"""What a run shows while it trains: a bar on a terminal, a line an epoch elsewhere, and TensorBoard logs."""
+"""The display of a run: a bar on a terminal, plain lines elsewhere, and TensorBoard logs."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
@@ -21,8 +22,13 @@ from .training import SPLITS
 
 #: The folder of TensorBoard's files in a run folder.
 LOGS = "tensorboard"
-#: So many batches are averaged for display, and so many seconds pass at least between two drawings of an evaluation.
-LATEST, PAUSE = 10, 0.1
+#: The number of latest batches that are averaged for display.
+LATEST = 10
+#: Seconds between two updates of the bar in an evaluation.
+PAUSE = 0.1
+#: Seconds without a plain line after which the current work is reported.
+SILENCE = 10.0
+Display = Literal["bar", "lines", "nothing"]
 WAYS = ("forward", "backward")
 
 
@@ -83,7 +89,10 @@ class Bar:
         self._drawn = 0.0
 
     def progress(self) -> TrainingCallbacks:
-        return TrainingCallbacks(begin=self._begin, batch=self._batch, look=self._look, end=self._end)
+        return TrainingCallbacks(self._load, self._begin, self._batch, self._look, end=self._end)
+
+    def _load(self, description: str) -> None:
+        print(description, file=sys.stderr, flush=True)
 
     def _begin(self, start: Start) -> None:
         total = None if start.batches is None else start.epochs * start.batches
@@ -115,25 +124,53 @@ class Bar:
 
 
 class Lines:
-    """A line an epoch and one an evaluation, for logs."""
+    """Plain lines on standard error, for logs and for terminals without a bar.
 
-    def __init__(self) -> None:
+    There is a line at the start and one per epoch and per evaluation. A thread adds a line about the current work when
+    `silence` seconds have passed without one.
+    """
+
+    def __init__(self, silence: float = SILENCE) -> None:
+        self._silence = silence
         self._meter = Meter()
-        self._epochs = 0
+        self._epochs, self._batches = 0, ""
+        self._work = ""
+        self._began = self._printed = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._break_silence, daemon=True)
 
     def progress(self) -> TrainingCallbacks:
-        return TrainingCallbacks(begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch)
+        calls = {"load": self._load, "begin": self._begin, "batch": self._batch, "look": self._look}
+        return TrainingCallbacks(**calls, evaluated=self._evaluated, epoch=self._epoch)
 
     def _say(self, text: str) -> None:
+        self._printed = time.monotonic()
         print(text, file=sys.stderr, flush=True)
+
+    def _break_silence(self) -> None:
+        while not self._closed.wait(max(0.01, self._printed + self._silence - time.monotonic())):
+            if time.monotonic() >= self._printed + self._silence:
+                self._say(f"{self._work}, {time.monotonic() - self._began:.0f} s so far")
+
+    def _load(self, description: str) -> None:
+        self._work = "loading the data and building the model"
+        self._say(description)
+        self._began = self._printed
+        self._thread.start()
 
     def _begin(self, start: Start) -> None:
         self._epochs = start.epochs
+        self._batches = "" if start.batches is None else f" of {start.batches}"
+        self._work = "preparing to train"
         if start.epoch:
-            self._say(f"goes on after epoch {start.epoch} of {start.epochs}")
+            self._say(f"resuming after epoch {start.epoch} of {start.epochs}")
 
     def _batch(self, epoch: int, batch: int, loss: float, stats: Sequence[sn.Stats]) -> None:
         self._meter.batch(loss, stats)
+        self._work = f"epoch {epoch + 1} of {self._epochs}, batch {batch + 1}{self._batches}: {self._meter}"
+
+    def _look(self, split: str, batch: int) -> None:
+        self._work = f"evaluating the {split} set, batch {batch + 1}"
 
     def _evaluated(self, evaluation: Mapping[str, Any]) -> None:
         told = [f"{split} {_standing(evaluation[split])}" for split in SPLITS if split in evaluation]
@@ -143,7 +180,10 @@ class Lines:
         self._say(f"epoch {epoch + 1} of {self._epochs}: {self._meter}, {sum(seconds.values()):.1f} s")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Stop the thread."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
 
 def _standing(numbers: Mapping[str, Any]) -> str:
@@ -231,11 +271,17 @@ def together(parts: Sequence[TrainingCallbacks]) -> TrainingCallbacks:
 
 
 @contextlib.contextmanager
-def showing(folder: Path, shown: bool = True, tensorboard: bool = True) -> Iterator[TrainingCallbacks]:
-    """What a run in this folder is to report to. Nothing is opened before the run begins."""
+def showing(folder: Path, display: Display = "bar", tensorboard: bool = True) -> Iterator[TrainingCallbacks]:
+    """The callbacks that display a run in this folder. Nothing is opened before the run starts.
+
+    Arguments:
+        folder: the run folder, which gets the TensorBoard logs.
+        display: `"bar"` is a progress bar on a terminal and plain lines elsewhere, `"lines"` are always plain lines.
+        tensorboard: whether to write TensorBoard logs.
+    """
     parts: list[Bar | Lines | Board] = []
-    if shown:
-        parts.append(Bar(folder.name) if sys.stderr.isatty() else Lines())
+    if display != "nothing":
+        parts.append(Bar(folder.name) if display == "bar" and sys.stderr.isatty() else Lines())
     if tensorboard:
         parts.append(Board(folder))
     try:

@@ -133,6 +133,18 @@ def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device)
 
 
+def description(settings: Settings) -> str:
+    """A run in one line.
+
+    >>> from .settings import rows
+    >>> description(rows("quick")[-1].changed(mode="best"))
+    'hnn-pendulum-best-0: 2 epochs in batches of 64, rtol 0.0001, atol 0.0001, Replay(every=1) on cpu'
+    """
+    adjoint = options_of(settings)["adjoint"]
+    epochs = f"{settings.schedule.epochs} epoch{'s' * (settings.schedule.epochs > 1)} in batches of {settings.batch}"
+    return f"{settings.name}: {epochs}, rtol {settings.rtol:g}, atol {settings.atol:g}, {adjoint} on {settings.device}"
+
+
 #: The folder, among those of runs, of what they begin with.
 STARTS = "starts"
 
@@ -164,6 +176,8 @@ def run(
             return folder.result()
         if folder.begun and not resume:
             raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to go on, or take another folder.")
+        if progress is not None:
+            progress.load(description(settings))
         task = task_of(settings, root)
         first = comes_first(settings, out)
         if first is not None:

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="samples of a batch")
     add_place(parser)
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument("--no-progress", action="store_true", help="show nothing until the end")
+    parser.add_argument("--no-progress", action="store_true", help="print plain lines instead of a progress bar")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,8 +59,8 @@ def _run(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(options.threads or threads)
-        shown, tensorboard = not options.no_progress, not options.no_tensorboard
-        result = attempt(settings, out, root, options.resume, shown, tensorboard)
+        display = "lines" if options.no_progress else "bar"
+        result = attempt(settings, out, root, options.resume, display, not options.no_tensorboard)
     finally:
         torch.set_num_threads(threads)
     print(summary(settings, result, out))

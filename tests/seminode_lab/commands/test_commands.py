@@ -133,6 +133,7 @@ def test_what_cannot_be_run(arguments: list[str], message: str, here: Path, caps
 # What comes of it.
 
 RUN = ["run", "ncde", "--preset", "tiny", "--no-tensorboard", "--no-progress"]
+START = f"{tiny(mode='seminorm').name}: "
 
 
 def test_a_run_is_made_once_and_then_printed(
@@ -145,10 +146,27 @@ def test_a_run_is_made_once_and_then_printed(
     assert test is not None
     assert f"    folder    {folder}\n" in first.out
     assert f"    test      loss {test['test']['loss']:.5g}, " in first.out
-    assert first.err == ""
+    assert first.err.startswith(START)
     monkeypatch.setattr(running, "task_of", None)
     assert cli.main(RUN) == 0
-    assert capsys.readouterr() == first
+    assert capsys.readouterr() == (first.out, "")
+
+
+def test_without_a_bar_there_are_plain_lines_even_on_a_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert cli.main(RUN) == 0
+    told = capsys.readouterr()
+    assert [line.partition(":")[0] for line in told.err.splitlines()] == [
+        tiny(mode="seminorm").name,
+        "epoch 1, evaluated",
+        "epoch 1 of 1",
+    ]
+    assert told.err.splitlines()[0].endswith(
+        "1 epoch in batches of 4, rtol 0.01, atol 0.01, Backsolve(restart='fresh') on cpu"
+    )
+    assert "\r" not in told.err
 
 
 def test_a_run_of_its_own_is_put_apart(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +192,7 @@ def test_an_interrupted_run_goes_on_only_if_told_to(
     monkeypatch.setattr(Training, "epoch", interrupted)
     assert cli.main(RUN) == 130
     told = "seminode run: interrupted; the same command with --resume goes on after the last whole epoch\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err.splitlines(keepends=True)[-1] == told
     monkeypatch.undo()
     monkeypatch.chdir(here)
     tiny_runs.install(monkeypatch, tiny(schedule=TWO))
@@ -217,7 +235,9 @@ def test_what_fails_is_said_in_one_line(
 
     monkeypatch.setattr(running, "task_of", fail)
     assert cli.main(RUN) == 1
-    assert capsys.readouterr().err == f"seminode run: {error}\n"
+    start, message = capsys.readouterr().err.splitlines(keepends=True)
+    assert start.startswith(START)
+    assert message == f"seminode run: {error}\n"
 
 
 def test_a_full_disk_is_said_in_one_line_and_loses_nothing(
