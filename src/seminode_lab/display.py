@@ -33,7 +33,7 @@ WAYS = ("forward", "backward")
 
 
 class Costs(NamedTuple):
-    """What solves cost, in one direction."""
+    """The cost of solves in one direction, forward or backward."""
 
     nfe: int
     accepted: int
@@ -45,7 +45,7 @@ class Costs(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of rejected steps."""
+        """The proportion of rejected steps."""
         return share(self.accepted, self.rejected)
 
 
@@ -59,7 +59,7 @@ def both_ways(stats: Sequence[sn.Stats]) -> dict[str, Costs]:
 
 
 class Meter:
-    """The latest batches, in a few words."""
+    """A short summary of the latest batches."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=LATEST)
@@ -111,7 +111,7 @@ class Bar:
         now = time.monotonic()
         if now - self._drawn > PAUSE:
             self._drawn = now
-            told = ", ".join(filter(None, (str(self._meter), f"looking at {split} {batch + 1}")))
+            told = ", ".join(filter(None, (str(self._meter), f"evaluating {split} {batch + 1}")))
             self._bar.set_postfix_str(told, refresh=True)
 
     def _end(self, result: Mapping[str, Any]) -> None:
@@ -187,15 +187,15 @@ class Lines:
 
 
 def _standing(numbers: Mapping[str, Any]) -> str:
-    accuracy = f" ({100 * numbers['accuracy']:.1f} % right)" if "accuracy" in numbers else ""
+    accuracy = f" ({100 * numbers['accuracy']:.1f} % correct)" if "accuracy" in numbers else ""
     return f"{numbers['loss']:.4g}{accuracy}"
 
 
 class Board:
-    """TensorBoard logs in the run folder. The step is the number of batches that the model was trained on before.
+    """TensorBoard logs in the run folder. The step is the number of preceding training batches.
 
-    A run that goes on writes another file and has TensorBoard forget what came after its checkpoint. So that nothing
-    before it is missing, all is written out at the end of an epoch.
+    A resumed run writes a new file, which makes TensorBoard discard the values after the checkpoint. All values are
+    flushed at the end of an epoch, so that none before the checkpoint is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -212,7 +212,7 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            print(f"note: no TensorBoard logs ({error}); pip install 'seminode[lab]' for them", file=sys.stderr)
+            print(f"note: no TensorBoard logs ({error}); to get them: pip install 'seminode[lab]'", file=sys.stderr)
             return
         self._writer = SummaryWriter(str(self._folder / LOGS), purge_step=start.iterations)
         self._step = start.iterations - 1
@@ -256,7 +256,7 @@ class Board:
 
 
 def together(parts: Sequence[TrainingCallbacks]) -> TrainingCallbacks:
-    """Several as one."""
+    """Callbacks that call several others in order."""
 
     def all_of(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
         def call(*args: Any) -> None:

@@ -20,13 +20,13 @@ CLAIMED_MEDIAN, CLAIMED_LARGEST = 40.0, 62.0
 
 @dataclass(frozen=True)
 class Norm:
-    """One norm's numbers in a row.
+    """The numbers of one norm in a row.
 
     Attributes:
         quality: test accuracy in per cent, test bits/dim, or test mean squared error in 10⁻⁴.
-        nfe: backward evaluations throughout training, by the paper's count.
-        rejected, accepted: backward steps on one pass over the test set, by the paper's count.
-        proportion: of rejected among all steps, in per cent, as printed.
+        nfe: backward evaluations throughout training, as counted by the paper.
+        rejected, accepted: backward steps in one pass over the test set, as counted by the paper.
+        proportion: rejected steps among all steps, in per cent, as printed.
     """
 
     quality: Spread
@@ -38,12 +38,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of the tables, all of them together.
+    """A row, with its numbers from all tables.
 
     Attributes:
-        params: of the whole model.
-        updates: batches that the count of evaluations stands for. Those of the neural CDE and the pendulum are counted
-            ten times at every tenth epoch and at the last, so that 200 epochs become 210 and 50 become 60.
+        params: parameters of the whole model.
+        updates: the number of batches that the count of evaluations represents. For the neural CDE and the pendulum,
+            every tenth epoch and the last one are counted ten times, so that 200 epochs become 210 and 50 become 60.
     """
 
     name: str
@@ -63,7 +63,10 @@ class PublishedRow:
 def _row(
     name: str, title: str, params: int, updates: int, scale: float, mixed: Sequence[float], seminorm: Sequence[float]
 ) -> PublishedRow:
-    """Numbers in the order of `Norm`, each with its deviation; evaluations in units of `scale`, steps in thousands."""
+    """A row from numbers in the order of `Norm`, each with its deviation.
+
+    Evaluations are in units of `scale`, steps in thousands.
+    """
     experiment = name.split("-")[0]
     repeats = 3 if experiment == "cnf" else 5
 
@@ -121,7 +124,7 @@ ROWS: tuple[PublishedRow, ...] = (
 
 
 def median_saving() -> float:
-    """Of the rows as they are printed.
+    """The median saving of the printed rows, in per cent.
 
     >>> round(median_saving(), 1)
     27.0
@@ -130,10 +133,10 @@ def median_saving() -> float:
 
 
 def beside(settings: Settings) -> PublishedRow | None:
-    """The published row that a run can be set beside, if there is one.
+    """The published row that a run is compared with, if there is one.
 
-    That is the row of the same name; else, for reduced runs, of the same tolerances (`"ncde"`), or of the same data
-    and the nearest number of channels (`"cnf"`; MNIST where the data are other images).
+    That is the row of the same name. If a reduced run has none, it is the row of the same tolerances (`"ncde"`), or of
+    the same data and the nearest number of channels (`"cnf"`; MNIST for other images).
 
     Example:
         >>> from seminode_lab import settings

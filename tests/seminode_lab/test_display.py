@@ -52,7 +52,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert settings.name in last
     assert "4/4" in last
     assert re.search(r"loss \d\.\d+, NFE \d+\+\d+, \d+\+\d+ % rejected", last)
-    assert "looking at" in screen.getvalue()
+    assert "evaluating" in screen.getvalue()
 
 
 def test_a_log_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the commands share: arguments, and how what stops them is told."""
+"""Arguments and error handling that the commands share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Where data come from, where runs go to, and what makes them."""
+    """Add the folders of runs and data, and the options of PyTorch."""
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of run folders; default: out/PRESET")
-    parser.add_argument("--data-dir", metavar="DIR", help="where data lie")
-    parser.add_argument("--device", metavar="D", help="of PyTorch, such as cpu or cuda; default: that of the preset")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with data")
+    parser.add_argument("--device", metavar="D", help="PyTorch device, such as cpu or cuda; default: the preset's")
     compiled: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
-    parser.add_argument("--compile", help="compile steps; default: as the preset has it", **compiled)
-    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch, in every process")
+    parser.add_argument("--compile", help="compile steps; default: that of the preset", **compiled)
+    parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads per process")
     parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Those of some options that were given, by their names."""
+    """The options with these names that were given."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
@@ -43,7 +43,7 @@ def at_least_one(name: str, value: int | None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Before anything is loaded: can tensors be there?"""
+    """Raise an error if PyTorch cannot use the device."""
     import torch
 
     try:
@@ -58,7 +58,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def complete_runs(folder: Path) -> list[Finished]:
-    """Those in a folder. What cannot be read or is not complete is left out."""
+    """The complete runs in a folder. Others are left out."""
     from ..store import StoreError, runs
 
     if not folder.is_dir():
@@ -70,12 +70,12 @@ def complete_runs(folder: Path) -> list[Finished]:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _renamed(message: str, options: argparse.Namespace) -> str:
-    """An argument as the command calls it.
+    """A message with the name of the argument as in the command.
 
     >>> options = argparse.Namespace(norm="fast", data_dir="a.txt")
     >>> _renamed("mode: expected one of …", options), _renamed("data_dir: expected a folder", options)
@@ -98,7 +98,7 @@ def guarded(options: argparse.Namespace, work: Callable[[argparse.Namespace], in
     except KeyboardInterrupt:
         status, message = 130, f"interrupted; {after_interrupt}"
     except ImportError as error:
-        # The data sets explain themselves what they need, in an `ImportError` without a module's name.
+        # The data sets raise an `ImportError` without a module's name, whose message says what they need.
         reason = str(error) if error.name is None else missing_dependency(error)
         if reason is None:
             raise

@@ -191,14 +191,14 @@ def test_an_interrupted_run_goes_on_only_if_told_to(
 
     monkeypatch.setattr(Training, "epoch", interrupted)
     assert cli.main(RUN) == 130
-    told = "seminode run: interrupted; the same command with --resume goes on after the last whole epoch\n"
+    told = "seminode run: interrupted; the same command with --resume continues after the last complete epoch\n"
     assert capsys.readouterr().err.splitlines(keepends=True)[-1] == told
     monkeypatch.undo()
     monkeypatch.chdir(here)
     tiny_runs.install(monkeypatch, tiny(schedule=TWO))
     before = {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file()}
     assert cli.main(RUN) == 2
-    assert "holds an unfinished run. Add --resume to go on, or take another folder." in capsys.readouterr().err
+    assert "holds an unfinished run. Add --resume to continue it, or use another folder." in capsys.readouterr().err
     assert {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file()} == before
     assert cli.main([*RUN, "--resume"]) == 0
     assert "    epochs    2, " in capsys.readouterr().out
@@ -207,14 +207,14 @@ def test_an_interrupted_run_goes_on_only_if_told_to(
 def test_a_folder_of_another_run_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab_runs.write(tiny(mode="seminorm"), Path("out/own"))
     assert cli.main([*RUN, "--epochs", "5", "--batch", "3", "--out", "out/own"]) == 2
-    assert "holds another run: batch, schedule differ. Take another folder.\n" in capsys.readouterr().err
+    assert "holds another run: batch, schedule differ. Use another folder.\n" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_is_at_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = tiny(mode="seminorm")
     with Run(Path("out/tiny", settings.name), {"settings": settings.as_json()}):
         assert cli.main([*RUN, "--resume"]) == 1
-    assert capsys.readouterr().err.endswith(": another process is at this run\n")
+    assert capsys.readouterr().err.endswith(": another process works on this run\n")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_full_disk_is_said_in_one_line_and_loses_nothing(
         patch.setattr(os, "fsync", full)
         assert cli.main(RUN) == 1
     told = capsys.readouterr().err
-    assert "cannot be written: No space left on device; what was there is left" in told
+    assert "cannot be written: No space left on device; the old file is kept" in told
     assert told.count("\n") == 1
     assert cli.main(RUN) == 0
 

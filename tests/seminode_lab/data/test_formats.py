@@ -39,8 +39,8 @@ def test_samples_of_a_wav_file(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"channels": 2}, "expected 1 channel, found 2"),
-        ({"rate": 8000}, "expected 16,000 samples a second, found 8,000"),
-        ({"width": 1}, "expected 16 bits a sample, found 8"),
+        ({"rate": 8000}, "expected 16,000 samples per second, found 8,000"),
+        ({"width": 1}, "expected 16 bits per sample, found 8"),
     ],
 )
 def test_other_kinds_of_sound_are_refused(options: dict[str, int], message: str, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_broken_wav_files_are_refused(tmp_path: Path) -> None:
     path = wav(tmp_path / "a.wav", np.zeros(100))
     content = path.read_bytes()
     path.write_bytes(content[:-50])
-    with pytest.raises(DataError, match=r"a\.wav: truncated: its header promises 100 samples, found 75"):
+    with pytest.raises(DataError, match=r"a\.wav: truncated: expected 100 samples from its header, found 75"):
         read_wav(path, samples=100)
     for broken in (b"", content[:20], b"not a sound at all, but some text"):
         path.write_bytes(broken)
