@@ -139,7 +139,7 @@ def test_plans_say_what_they_reduce() -> None:
 
 
 def test_plans_refuse_what_they_do_not_know() -> None:
-    with pytest.raises(ValueError, match=r"adjoints: expected names out of .*, found 'Backwards'"):
+    with pytest.raises(ValueError, match=r"adjoints: expected names from .*, found 'Backwards'"):
         replace(BRIEF, adjoints=("Backwards",))
     with pytest.raises(ValueError, match="tolerances, adjoints: expected at least one of each"):
         replace(BRIEF, tolerances=())
