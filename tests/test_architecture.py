@@ -79,7 +79,7 @@ def upward_imports(source: Path) -> list[str]:
     wrong = set()
     for path in sorted(source.rglob("*.py")):
         module = module_of(path, source)
-        if path.parent == source and path.stem in ("__init__", "__main__", "cli"):
+        if path.parent == source and path.stem in ("__init__", "__main__"):
             continue
         if path.stem == "__init__" and path.parent.parent == source and path.parent.name.startswith("_"):
             continue

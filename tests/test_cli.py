@@ -194,10 +194,89 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"seminode {sn.__version__}\n")
-    assert all(command.name in printed for command in cli.COMMANDS)
-    with pytest.raises(SystemExit) as stop:
-        cli.main([])
-    assert stop.value.code == 2
+    assert all(f"    {command.name}" in printed for command in cli.all_commands())
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == cli.parser().format_help()
+    assert printed.err == ""
+
+
+def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--fast"], ["profile", "a:b", "--fast"], ["fly"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 2
+    assert capsys.readouterr().err.count("unrecognized arguments: --fast") == 2
+
+
+# The laboratory's commands.
+
+LAB = ["data", "run", "sweep", "reproduce", "report", "table", "figure", "bench"]
+
+
+def test_the_commands_of_the_laboratory_are_found() -> None:
+    assert [command.name for command in cli.all_commands()] == ["profile", *LAB]
+
+
+def test_without_the_laboratory_profile_works(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "PLUG_IN", "no_laboratory_here.commands")
+    assert [command.name for command in cli.all_commands()] == ["profile"]
+    assert cli.main(["profile", "problems_here:problem", *ONLY]) == 0
+    assert "Replay" in capsys.readouterr().out
+
+
+def test_an_error_in_the_plug_in_keeps_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(cli, "PLUG_IN", "fails_here")
+    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
+        cli.all_commands()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["a", "--epochs", "1", "b", "-x"]], ids=" ".join)
+def test_a_command_whose_dependency_is_missing(
+    arguments: list[str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, cli.Command("fly", "needs wings", "fails_here")))
+    assert "needs wings" in cli.parser().format_help()
+    assert cli.main(["fly", *arguments]) == 2
+    needs = "needs nowhere_to_be_found, which is not installed: pip install 'seminode[lab]'"
+    assert capsys.readouterr() == ("", f"seminode fly: {needs}\n")
+
+
+def test_a_broken_module_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("fly", "", "seminode_lab.no_such_module"),))
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        cli.parser()
+
+
+WITHOUT_DEPENDENCIES = """
+import sys
+for name in ("filelock", "jinja2", "matplotlib", "numpy", "safetensors", "sklearn", "scipy", "tensorboard"):
+    sys.modules[name] = None
+from seminode import cli
+help = cli.parser().format_help()
+assert all(f"    {name}" in help for name in LAB), help
+assert cli.main(["profile", "problems_here:problem", "--adjoint", "Replay", "--solver", "dopri5"]) == 0
+for arguments in (["run", "ncde"], ["sweep"], ["reproduce"], ["report", "."], ["table", "."], ["figure", "."]):
+    assert cli.main(arguments) == 2, arguments
+"""
+
+
+def test_without_the_dependencies_of_the_laboratory(here: Path) -> None:
+    source = str(Path(str(cli.__file__)).parents[1])
+    code = f"LAB = {LAB}\n{WITHOUT_DEPENDENCIES}"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
+    assert done.returncode == 0, done.stderr
+    assert "Replay" in done.stdout
+    needs = "needs numpy, which is not installed: pip install 'seminode[lab]'"
+    assert done.stderr.splitlines() == [f"seminode {name}: {needs}" for name in LAB[1:-1]]
 
 
 def test_in_a_process_of_its_own(here: Path) -> None:

@@ -1,53 +1,98 @@
-"""The command `seminode`. A sub-command is a line in `COMMANDS`."""
+"""The command `seminode`. A sub-command is an entry of `COMMANDS`, here or in the plug-in module."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from seminode_lab.commands import bench, parts, report
-from seminode_lab.commands import run as running
-from seminode_lab.commands import sweep as sweeping
-from seminode_lab.data import command as data
-
-from .diagnostics import command as profiling
+#: Offers a tuple `COMMANDS` of further commands. It is loaded by name: `seminode` does not import the laboratory.
+PLUG_IN = "seminode_lab.commands"
 
 
 class Command(NamedTuple):
-    """A sub-command: what it is called, what it does in a line, its arguments, and the work; that returns a status."""
+    """A sub-command.
+
+    Attributes:
+        name: as typed after `seminode`.
+        help: one line for the list of commands.
+        module: the module that implements it.
+        configure: the name of its function that adds arguments to a parser.
+        run: the name of its function that does the work and returns the exit status.
+    """
 
     name: str
     help: str
-    configure: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    module: str
+    configure: str = "configure"
+    run: str = "run"
 
 
 COMMANDS = (
-    Command("profile", "which adjoint and solver, compiled or not?", profiling.configure, profiling.run),
-    Command("data", "which data are there, and are they whole? download them", data.configure, data.run),
-    Command("run", "train one model of the paper", running.configure, running.run),
-    Command("sweep", "train all models of a preset, in many processes", sweeping.configure, sweeping.run),
-    Command("reproduce", "all runs, tables, figures and the report", report.configure_reproduce, report.run_reproduce),
-    Command("report", "tables, figures and the report from runs", report.configure_report, report.run_report),
-    Command("table", "tables from runs", parts.configure_table, parts.run_table),
-    Command("figure", "figures from runs", parts.configure_figure, parts.run_figure),
-    Command("bench", "compare with other libraries", bench.configure, bench.run),
+    Command("profile", "measure adjoints and solvers on your problem, recommend one", "seminode.diagnostics.command"),
 )
 
 
+def all_commands() -> tuple[Command, ...]:
+    """The commands of this package and, if it is there, of the laboratory."""
+    try:
+        return (*COMMANDS, *importlib.import_module(PLUG_IN).COMMANDS)
+    except ModuleNotFoundError as error:
+        if error.name not in (PLUG_IN, PLUG_IN.partition(".")[0]):
+            raise
+        return COMMANDS
+
+
+def missing_dependency(error: ImportError) -> str | None:
+    """One line on a missing optional dependency and how to install it; `None` for any other failed import.
+
+    >>> missing_dependency(ModuleNotFoundError("No module named 'scipy'", name="scipy"))
+    "needs scipy, which is not installed: pip install 'seminode[lab]'"
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    if package in ("seminode", PLUG_IN.partition(".")[0]):
+        return None
+    return f"needs {package}, which is not installed: pip install 'seminode[lab]'"
+
+
 def parser() -> argparse.ArgumentParser:
-    """With all sub-commands."""
+    """The parser with all sub-commands."""
     description = "Solve, differentiate and train neural differential equations in PyTorch."
     top = argparse.ArgumentParser(prog="seminode", description=description)
     top.add_argument("--version", action="version", version=f"seminode {_version()}")
-    commands = top.add_subparsers(title="commands", dest="command", metavar="command", required=True)
-    for command in COMMANDS:
-        own = commands.add_parser(command.name, help=command.help)
-        command.configure(own)
-        own.set_defaults(run=command.run)
+    subparsers = top.add_subparsers(title="commands", dest="command", metavar="command")
+    for command in all_commands():
+        _add(subparsers, command)
     return top
+
+
+def _add(subparsers: Any, command: Command) -> None:
+    """Add a sub-command. If a dependency is missing, the command is listed and reports that when it is run."""
+    try:
+        module = importlib.import_module(command.module)
+    except ImportError as error:
+        reason = missing_dependency(error)
+        if reason is None:
+            raise
+        stand_in = subparsers.add_parser(command.name, help=command.help, add_help=False)
+        stand_in.add_argument("arguments", nargs="*")
+        stand_in.set_defaults(run=_unavailable(command.name, reason), unavailable=True)
+        return
+    own = subparsers.add_parser(command.name, help=command.help)
+    getattr(module, command.configure)(own)
+    own.set_defaults(run=getattr(module, command.run))
+
+
+def _unavailable(name: str, reason: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        print(f"seminode {name}: {reason}", file=sys.stderr)
+        return 2
+
+    return run
 
 
 def _version() -> str:
@@ -55,10 +100,19 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The status is 0, 1 for what was tried and failed, or 2 for what cannot be used as it was given.
+    """Run a sub-command; without one, print the help.
+
+    Returns:
+        The exit status: 0, 1 if the work failed, 2 if the arguments are invalid or a dependency is missing.
 
     >>> main(["profile", "nowhere"])
     2
     """
-    options = parser().parse_args(argv)
+    top = parser()
+    options, unknown = top.parse_known_args(argv)
+    if unknown and not getattr(options, "unavailable", False):
+        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.command is None:
+        top.print_help()
+        return 0
     return options.run(options)

@@ -1,1 +1,1 @@
-"""The laboratory: data and, on top of it, the experiments of Kidger, Chen and Lyons (ICML 2021)."""
+"""The laboratory: the experiments of Kidger, Chen and Lyons (ICML 2021) and the data sets that they need."""

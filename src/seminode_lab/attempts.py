@@ -1,4 +1,4 @@
-"""An attempt at a run: what it shows, what came of it, and what stopped it, in one line and a status."""
+"""One run with its display, a summary of its result, and one-line explanations of its errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from seminode.errors import SolveError
 
 from .data.errors import DataError
-from .display import share, showing
+from .display import Display, share, showing
 from .running import STARTS, Root, comes_first, run
 from .settings import Settings
 from .store import Busy, StoreError, Taken
 from .training import TrainingFailed
 
-#: Statuses of a process: beside the usual ones, for an error nobody thought of, and for a run that another is at.
+#: Exit statuses of a process. DIED stands for an unexpected error, BUSY for a run that another process works on.
 DONE, FAILED, UNUSABLE, DIED, BUSY, STOPPED = 0, 1, 2, 70, 75, 130
 
 
@@ -24,20 +24,20 @@ def attempt(
     out: Path,
     root: Root = None,
     resume: bool = True,
-    shown: bool = True,
+    display: Display = "bar",
     tensorboard: bool = True,
 ) -> dict[str, Any]:
-    """The result of a run, made in view, and before it what it begins with."""
+    """Make a run and display its progress; return its result. If it needs starting weights, train them first."""
     first = comes_first(settings, out)
     if first is not None:
-        with showing(out / STARTS / first.name, shown, tensorboard) as progress:
+        with showing(out / STARTS / first.name, display, tensorboard) as progress:
             run(first, out / STARTS, root, progress, wait=True)
-    with showing(out / settings.name, shown, tensorboard) as progress:
+    with showing(out / settings.name, display, tensorboard) as progress:
         return run(settings, out, root, progress, resume)
 
 
 def explained(error: Exception) -> tuple[int, str] | None:
-    """The status and the line for what can stop a run; nothing for what should not happen, and deserves a traceback."""
+    """The exit status and the message of an expected error; `None` for others, which deserve a traceback."""
     if isinstance(error, Busy):
         return BUSY, str(error)
     if isinstance(error, Taken | ValueError | NotADirectoryError):
@@ -52,11 +52,11 @@ def in_one_line(message: str) -> str:
 
 
 def summary(settings: Settings, result: Mapping[str, Any], out: Path) -> str:
-    """What came of a run, for people."""
+    """The result of a run, to be printed."""
     test, totals, seconds = result["test"], result["totals"], result["seconds"]
-    accuracy = f", {100 * test['accuracy']:.2f} % right" if "accuracy" in test else ""
+    accuracy = f", {100 * test['accuracy']:.2f} % correct" if "accuracy" in test else ""
     rejected = share(totals["backward_accepted"], totals["backward_rejected"])
-    best = f", the best one is {result['best_epoch'] + 1}" if settings.schedule.selects else ""
+    best = f", best after epoch {result['best_epoch'] + 1}" if settings.schedule.selects else ""
     rows = (
         ("folder", out / settings.name),
         ("epochs", f"{result['epochs']}{best}"),

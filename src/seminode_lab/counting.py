@@ -1,9 +1,9 @@
-"""The paper's way to count steps, beside what a solver knows itself.
+"""Evaluations and steps, counted as the paper counts them.
 
-Its solver was not asked which steps it accepted. The times at which the field was evaluated were written down, and
-every sixth of them taken for the end of an attempted step: dopri5 makes six evaluations a step, after two to choose the
-first one. That is right for one solve without interruption. After every restart, at a jump or at an output, further
-evaluations shift the stride, and what it finds are no longer ends of steps.
+The code of the paper does not ask its solver which steps it accepted. It records the times at which the field is
+evaluated and takes every sixth time for the end of an attempted step, because dopri5 makes six evaluations per step,
+after two to choose the first step. That is correct for one uninterrupted solve. After a restart, at a jump or at an
+output, additional evaluations shift the stride, and the times that it selects are no longer ends of steps.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 import seminode as sn
 
-#: Evaluations of one step of dopri5, and where the first step ends if its size was chosen by the solver or prescribed.
+#: Evaluations per step of dopri5, and the index of the evaluation at which the first step ends, if the solver chooses
+#: its size and if it is prescribed.
 STRIDE = 6
 FIRST_END, FIRST_END_PRESCRIBED = 7, 5
 
 
 def evaluations(back: sn.Stats) -> int:
-    """Of a backward pass. Usually one is of the field and of its pull-back together. `Direct` has kept what it needs of
-    the former and makes the latter only, which counts just the same.
+    """Evaluations of a backward pass.
+
+    Usually one consists of the field and its VJP. `Direct` keeps what it needs from the forward pass and computes only
+    VJPs; each of them counts as one evaluation.
 
     Example:
         >>> evaluations(sn.Stats(nfe=80, vjp_y=80)), evaluations(sn.Stats(nfe=0, vjp_y=66))
@@ -30,17 +33,17 @@ def evaluations(back: sn.Stats) -> int:
 
 
 class Strided(NamedTuple):
-    """Times of steps that the paper's counter calls accepted and rejected."""
+    """The end times of steps that the paper's counter calls accepted and rejected."""
 
     accepted: list[float]
     rejected: list[float]
 
 
 def strided(times: Sequence[float], prescribed: bool = False) -> Strided:
-    """Accepted and rejected steps of a backward pass, as published: from the times of its evaluations in order.
+    """Accepted and rejected steps of a backward pass, computed as published from the times of its evaluations.
 
-    Every sixth time is the end of a step. A step is rejected if the next one ends later, which in backward time means
-    closer to the start; the last one is accepted.
+    Every sixth time is the end of a step. A step counts as rejected if the next one ends at a later time, which in
+    backward time is closer to the start. The last step counts as accepted.
 
     Example:
         >>> times = [1.0, 0.9, *[0.8] * 5, 0.5, *[0.8] * 5, 0.7, *[0.6] * 5, 0.4]
@@ -56,9 +59,11 @@ def strided(times: Sequence[float], prescribed: bool = False) -> Strided:
 
 
 def accumulated(evaluations: Sequence[int], every: int = 10) -> int:
-    """Backward evaluations "throughout training", as published: ten times those of the passes over the training set
-    at every tenth epoch and at the last one, as if each stood for ten epochs. Where a schedule evaluates at every k-th
-    epoch, k takes the place of ten.
+    """Backward evaluations "throughout training", computed as published.
+
+    The paper evaluates the model on the training set at every tenth epoch and at the last one, and multiplies the
+    evaluations of these passes by ten, as if each represented ten epochs. For a schedule that evaluates the model at
+    every k-th epoch, the factor is k.
 
     Example:
         >>> accumulated([98 * 79] * 6)  # the pendulum's 50 epochs, counted as 60

@@ -1,33 +1,39 @@
-"""What a run shows while it trains: a bar on a terminal, a line an epoch elsewhere, and TensorBoard logs."""
+"""The display of a run: a bar on a terminal, plain lines elsewhere, and TensorBoard logs."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
 import seminode as sn
 
 from .counting import evaluations
-from .progress import Progress, Start
+from .progress import Start, TrainingCallbacks
 from .training import SPLITS
 
 #: The folder of TensorBoard's files in a run folder.
 LOGS = "tensorboard"
-#: So many batches are averaged for display, and so many seconds pass at least between two drawings of an evaluation.
-LATEST, PAUSE = 10, 0.1
+#: The number of latest batches that are averaged for display.
+LATEST = 10
+#: Seconds between two updates of the bar in an evaluation.
+PAUSE = 0.1
+#: Seconds without a plain line after which the current work is reported.
+SILENCE = 10.0
+Display = Literal["bar", "lines", "nothing"]
 WAYS = ("forward", "backward")
 
 
 class Costs(NamedTuple):
-    """What solves cost, in one direction."""
+    """The cost of solves in one direction, forward or backward."""
 
     nfe: int
     accepted: int
@@ -39,7 +45,7 @@ class Costs(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of rejected steps."""
+        """The proportion of rejected steps."""
         return share(self.accepted, self.rejected)
 
 
@@ -53,7 +59,7 @@ def both_ways(stats: Sequence[sn.Stats]) -> dict[str, Costs]:
 
 
 class Meter:
-    """The latest batches, in a few words."""
+    """A short summary of the latest batches."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=LATEST)
@@ -82,8 +88,11 @@ class Bar:
         self._bar: tqdm | None = None
         self._drawn = 0.0
 
-    def progress(self) -> Progress:
-        return Progress(begin=self._begin, batch=self._batch, look=self._look, end=self._end)
+    def progress(self) -> TrainingCallbacks:
+        return TrainingCallbacks(self._load, self._begin, self._batch, self._look, end=self._end)
+
+    def _load(self, description: str) -> None:
+        print(description, file=sys.stderr, flush=True)
 
     def _begin(self, start: Start) -> None:
         total = None if start.batches is None else start.epochs * start.batches
@@ -102,7 +111,7 @@ class Bar:
         now = time.monotonic()
         if now - self._drawn > PAUSE:
             self._drawn = now
-            told = ", ".join(filter(None, (str(self._meter), f"looking at {split} {batch + 1}")))
+            told = ", ".join(filter(None, (str(self._meter), f"evaluating {split} {batch + 1}")))
             self._bar.set_postfix_str(told, refresh=True)
 
     def _end(self, result: Mapping[str, Any]) -> None:
@@ -115,25 +124,53 @@ class Bar:
 
 
 class Lines:
-    """A line an epoch and one an evaluation, for logs."""
+    """Plain lines on standard error, for logs and for terminals without a bar.
 
-    def __init__(self) -> None:
+    There is a line at the start and one per epoch and per evaluation. A thread adds a line about the current work when
+    `silence` seconds have passed without one.
+    """
+
+    def __init__(self, silence: float = SILENCE) -> None:
+        self._silence = silence
         self._meter = Meter()
-        self._epochs = 0
+        self._epochs, self._batches = 0, ""
+        self._work = ""
+        self._began = self._printed = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._break_silence, daemon=True)
 
-    def progress(self) -> Progress:
-        return Progress(begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch)
+    def progress(self) -> TrainingCallbacks:
+        calls = {"load": self._load, "begin": self._begin, "batch": self._batch, "look": self._look}
+        return TrainingCallbacks(**calls, evaluated=self._evaluated, epoch=self._epoch)
 
     def _say(self, text: str) -> None:
+        self._printed = time.monotonic()
         print(text, file=sys.stderr, flush=True)
+
+    def _break_silence(self) -> None:
+        while not self._closed.wait(max(0.01, self._printed + self._silence - time.monotonic())):
+            if time.monotonic() >= self._printed + self._silence:
+                self._say(f"{self._work}, {time.monotonic() - self._began:.0f} s so far")
+
+    def _load(self, description: str) -> None:
+        self._work = "loading the data and building the model"
+        self._say(description)
+        self._began = self._printed
+        self._thread.start()
 
     def _begin(self, start: Start) -> None:
         self._epochs = start.epochs
+        self._batches = "" if start.batches is None else f" of {start.batches}"
+        self._work = "preparing to train"
         if start.epoch:
-            self._say(f"goes on after epoch {start.epoch} of {start.epochs}")
+            self._say(f"resuming after epoch {start.epoch} of {start.epochs}")
 
     def _batch(self, epoch: int, batch: int, loss: float, stats: Sequence[sn.Stats]) -> None:
         self._meter.batch(loss, stats)
+        self._work = f"epoch {epoch + 1} of {self._epochs}, batch {batch + 1}{self._batches}: {self._meter}"
+
+    def _look(self, split: str, batch: int) -> None:
+        self._work = f"evaluating the {split} set, batch {batch + 1}"
 
     def _evaluated(self, evaluation: Mapping[str, Any]) -> None:
         told = [f"{split} {_standing(evaluation[split])}" for split in SPLITS if split in evaluation]
@@ -143,19 +180,22 @@ class Lines:
         self._say(f"epoch {epoch + 1} of {self._epochs}: {self._meter}, {sum(seconds.values()):.1f} s")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Stop the thread."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
 
 def _standing(numbers: Mapping[str, Any]) -> str:
-    accuracy = f" ({100 * numbers['accuracy']:.1f} % right)" if "accuracy" in numbers else ""
+    accuracy = f" ({100 * numbers['accuracy']:.1f} % correct)" if "accuracy" in numbers else ""
     return f"{numbers['loss']:.4g}{accuracy}"
 
 
 class Board:
-    """TensorBoard logs in the run folder. The step is the number of batches that the model was trained on before.
+    """TensorBoard logs in the run folder. The step is the number of preceding training batches.
 
-    A run that goes on writes another file and has TensorBoard forget what came after its checkpoint. So that nothing
-    before it is missing, all is written out at the end of an epoch.
+    A resumed run writes a new file, which makes TensorBoard discard the values after the checkpoint. All values are
+    flushed at the end of an epoch, so that none before the checkpoint is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -163,8 +203,8 @@ class Board:
         self._writer: Any = None
         self._step = 0
 
-    def progress(self) -> Progress:
-        return Progress(
+    def progress(self) -> TrainingCallbacks:
+        return TrainingCallbacks(
             begin=self._begin, batch=self._batch, evaluated=self._evaluated, epoch=self._epoch, end=self._end
         )
 
@@ -172,7 +212,7 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            print(f'note: no TensorBoard logs ({error}); pip install "seminode[lab]" for them', file=sys.stderr)
+            print(f"note: no TensorBoard logs ({error}); to get them: pip install 'seminode[lab]'", file=sys.stderr)
             return
         self._writer = SummaryWriter(str(self._folder / LOGS), purge_step=start.iterations)
         self._step = start.iterations - 1
@@ -215,8 +255,8 @@ class Board:
             self._writer.close()
 
 
-def together(parts: Sequence[Progress]) -> Progress:
-    """Several as one."""
+def together(parts: Sequence[TrainingCallbacks]) -> TrainingCallbacks:
+    """Callbacks that call several others in order."""
 
     def all_of(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
         def call(*args: Any) -> None:
@@ -225,15 +265,23 @@ def together(parts: Sequence[Progress]) -> Progress:
 
         return call
 
-    return Progress(**{each.name: all_of([getattr(part, each.name) for part in parts]) for each in fields(Progress)})
+    return TrainingCallbacks(
+        **{each.name: all_of([getattr(part, each.name) for part in parts]) for each in fields(TrainingCallbacks)}
+    )
 
 
 @contextlib.contextmanager
-def showing(folder: Path, shown: bool = True, tensorboard: bool = True) -> Iterator[Progress]:
-    """What a run in this folder is to report to. Nothing is opened before the run begins."""
+def showing(folder: Path, display: Display = "bar", tensorboard: bool = True) -> Iterator[TrainingCallbacks]:
+    """The callbacks that display a run in this folder. Nothing is opened before the run starts.
+
+    Arguments:
+        folder: the run folder, which gets the TensorBoard logs.
+        display: `"bar"` is a progress bar on a terminal and plain lines elsewhere, `"lines"` are always plain lines.
+        tensorboard: whether to write TensorBoard logs.
+    """
     parts: list[Bar | Lines | Board] = []
-    if shown:
-        parts.append(Bar(folder.name) if sys.stderr.isatty() else Lines())
+    if display != "nothing":
+        parts.append(Bar(folder.name) if display == "bar" and sys.stderr.isatty() else Lines())
     if tensorboard:
         parts.append(Board(folder))
     try:

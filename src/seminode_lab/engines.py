@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are made: on this machine or on a Ray cluster, each in a process of its own."""
+"""Engines, which run each run of a sweep in its own process, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from .attempts import DIED
 from .worker import Order
 
-#: Seconds that a process is given to leave.
+#: Seconds that a process has to exit before it is killed.
 GRACE = 5.0
-#: Imports are looked for where this process looks for them.
+#: The program of a worker. It imports modules from the same places as this process.
 PROGRAM = """
 import json, sys
 sys.path = json.loads(sys.argv[1])
@@ -27,37 +27,37 @@ sys.exit(main())
 """
 
 
-class Running(ABC):
-    """A run in the making, or one that waits for a place."""
+class RunHandle(ABC):
+    """A run that has been started, or that waits for resources."""
 
     @abstractmethod
     def status(self) -> int | None:
-        """Of the process, negative for a signal; none while it runs."""
+        """The exit status of the process, negative for a signal; `None` while it runs."""
 
     @abstractmethod
     def stop(self) -> None:
-        """It is to leave; this does not wait for it."""
+        """Ask the process to exit, without waiting for it."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until it has left, after `stop`."""
+        """Wait until the process has exited, after `stop`."""
 
 
 class Engine(ABC):
     """Starts runs."""
 
     @abstractmethod
-    def start(self, order: Order) -> Running: ...
+    def start(self, order: Order) -> RunHandle: ...
 
     def close(self) -> None:
-        """No more runs."""
+        """Release the engine's resources. No run can be started after this."""
         return None
 
 
 def launch(order: Order) -> subprocess.Popen[bytes]:
-    """A worker on this machine, which writes to the end of the run's log.
+    """Start a worker on this machine, which appends to the log of the run.
 
-    It is in a session of its own, so that an interrupt from the keyboard reaches the sweep alone.
+    The worker has its own session, so that an interrupt from the keyboard reaches only the sweep.
     """
     threads = str(order.threads)
     env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
@@ -72,12 +72,12 @@ def launch(order: Order) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(f"{order.written()}\n".encode())
-        process.stdin.flush()  # and left open: its end is the worker's
+        process.stdin.flush()  # it stays open: the worker exits when it is closed
     return process
 
 
 def end(process: subprocess.Popen[bytes], hard: bool = False) -> None:
-    """With all that it has started."""
+    """End a process and all processes that it has started."""
     if os.name != "posix":
         process.kill() if hard else process.terminate()
         return
@@ -86,6 +86,7 @@ def end(process: subprocess.Popen[bytes], hard: bool = False) -> None:
 
 
 def leave(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has exited, and kill it if that takes too long."""
     try:
         process.wait(GRACE)
     except subprocess.TimeoutExpired:
@@ -100,8 +101,8 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-class LocalRun(Running):
-    """A process of this machine."""
+class LocalRun(RunHandle):
+    """A process on this machine."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -120,14 +121,14 @@ class LocalRun(Running):
 
 
 class Local(Engine):
-    """Processes of this machine."""
+    """Runs processes on this machine."""
 
     def start(self, order: Order) -> LocalRun:
         return LocalRun(launch(order))
 
 
 def _on_a_node(text: str) -> int:
-    """What Ray runs: a worker on whichever machine this is. Should this process be killed, the worker leaves too."""
+    """The Ray task: runs a worker on its machine. If the task is killed, the worker exits too."""
     process = launch(Order.read(text))
     try:
         return process.wait()
@@ -136,8 +137,8 @@ def _on_a_node(text: str) -> int:
         leave(process)
 
 
-class RayRun(Running):
-    """A task of Ray."""
+class RayRun(RunHandle):
+    """A Ray task."""
 
     def __init__(self, ray: Any, task: Any) -> None:
         self._ray, self._task = ray, task
@@ -160,16 +161,17 @@ class RayRun(Running):
 
 
 class Ray(Engine):
-    """Tasks of a Ray cluster: the one that is there (or that `RAY_ADDRESS` names), else one of this machine alone.
+    """Runs tasks on a Ray cluster.
 
-    All machines need seminode, and the output folder under the same path.
+    The cluster is the running one, or the one that `RAY_ADDRESS` names; otherwise a new one on this machine. All
+    machines need seminode and the output folder under the same path.
     """
 
     def __init__(self) -> None:
         try:
             ray = importlib.import_module("ray")
         except ImportError as error:
-            raise ValueError('engine: Ray is not installed: pip install "seminode[ray]"') from error
+            raise ValueError("engine: Ray is not installed: pip install 'seminode[ray]'") from error
         self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:

@@ -1,4 +1,4 @@
-"""A table of text, for a terminal, for Markdown and for a web page."""
+"""A table of text that can be printed, written as Markdown or written as HTML."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
-#: Of a note on a terminal.
+#: The width of notes on a terminal, in characters.
 WIDTH = 110
 
 
 class Column(NamedTuple):
-    """A column's name, and that of the columns that it stands with."""
+    """The name of a column, and the name of the group of columns that it belongs to."""
 
     name: str
     group: str = ""
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text below columns. A row of one cell is a heading for those below it.
+    """A table of text. A row with a single cell is a heading of the rows below it.
 
     Example:
         >>> table = Table("sizes", "Sizes", (Column(""), Column("now")), (("fruit",), ("apples", "12")), ("Counted.",))
@@ -50,12 +50,12 @@ class Table:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """Names that stand above the columns, with the number of columns of each; nothing where there are none."""
+        """The names of the groups and the number of columns of each; empty if there are no groups."""
         found = [(name, len(list(columns))) for name, columns in groupby(self.columns, key=lambda column: column.group)]
         return found if any(name for name, _ in found) else []
 
     def text(self) -> str:
-        """For a terminal."""
+        """The table for a terminal."""
         cells = [[_narrow(cell) for cell in row] for row in self.rows]
         names = [column.name for column in self.columns]
         widths = [
@@ -75,7 +75,7 @@ class Table:
         return "\n".join([*lines, *([""] if notes else []), *notes])
 
     def markdown(self) -> str:
-        """For a repository; the title is bold."""
+        """The table as Markdown, with a bold title."""
         names = [": ".join(dict.fromkeys(filter(None, (column.group, column.name)))) for column in self.columns]
         rows = [names, ["---"] + ["---:"] * (len(names) - 1)]
         for row in self.rows:
@@ -85,7 +85,7 @@ class Table:
         return f"**{self.title}**\n\n{table}\n" + (f"{notes}\n" if notes else "")
 
     def html(self) -> str:
-        """For a page: a box that scrolls by itself where it is too narrow, and the notes below it."""
+        """The table as HTML, in a box that scrolls if the page is too narrow, with the notes below it."""
         head = "".join(f'<th scope="col">{escape(column.name)}</th>' for column in self.columns)
         above = "".join(f'<th scope="colgroup" colspan="{n}">{escape(name)}</th>' for name, n in self.groups)
         groups = "".join(f'<colgroup span="{n}"></colgroup>' for _, n in self.groups)
@@ -105,13 +105,13 @@ def _narrow(cell: str) -> str:
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    """The first cell to the left, numbers to the right."""
+    """A line with the first cell aligned to the left and the others to the right."""
     first, *rest = row
     return "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]).rstrip()
 
 
 def _above(groups: Sequence[tuple[str, int]], widths: list[int]) -> Iterator[str]:
-    """Names over their columns; a column that is too narrow for its group's name is widened."""
+    """The names of groups, centred over their columns. A group that is too narrow for its name is widened."""
     at = 0
     for name, n in groups:
         lacking = len(name) - (sum(widths[at : at + n]) + 2 * (n - 1))

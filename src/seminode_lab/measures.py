@@ -1,4 +1,4 @@
-"""What complete run folders say, gathered by the rows of the paper's tables."""
+"""Quantities of complete runs, grouped by the rows of the paper's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Quantity = Callable[[Finished], float | None]
 
 
 class Quality(NamedTuple):
-    """What a trained model of an experiment is judged by: its name, where it is, the paper's unit and decimals."""
+    """The measure of quality of an experiment: its name, its key in the result, the paper's unit and decimals."""
 
     name: str
     key: str
@@ -29,7 +29,7 @@ class Quality(NamedTuple):
         return self.scale * result(run)["test"][self.key]
 
 
-#: How a reader calls them.
+#: The names of data sets and experiments in tables.
 DATA = {
     "speech_commands": "Speech Commands",
     "japanese_vowels": "Japanese Vowels",
@@ -38,6 +38,8 @@ DATA = {
     "pendulum": "double pendulum",
 }
 KINDS = {"ncde": "Neural CDE", "cnf": "Flow", "hnn": "Symplectic ODE-Net"}
+#: The gains of the controllers that swing up the pendulum.
+GAINS = {"published": "the published gains", "braked": "damping proportional to the learned mass"}
 QUALITIES = {
     "ncde": Quality("test accuracy (%)", "accuracy", 100.0, 1, higher=True),
     "cnf": Quality("test bits/dim", "loss", 1.0, 4),
@@ -54,7 +56,7 @@ def result(run: Finished) -> Mapping[str, Any]:
 # Quantities of a run.
 
 
-#: Images to train on, where runs do not say: those that select nothing make no pass over them.
+#: The number of training images. A run that selects no weights makes no evaluation pass over them and does not save it.
 IMAGES = {"mnist": 60_000, "cifar10": 50_000, "digits": 1437}
 
 
@@ -84,12 +86,12 @@ def forward_nfe(run: Finished) -> float:
 
 
 def extrapolated(run: Finished) -> bool:
-    """Whether the paper's count is made of passes over the training set. That of its flows is not: they make none."""
+    """Whether the paper's count is extrapolated from passes over the training set. Flows make no such passes."""
     return "train" in run.metrics[0]
 
 
 def published_nfe(run: Finished) -> float:
-    """Backward evaluations as the paper counts them, by the run's own schedule."""
+    """Backward evaluations as the paper counts them, with the schedule of the run."""
     if not extrapolated(run):
         return true_nfe(run)
     passes = [evaluation["train"]["backward_nfe"] for evaluation in run.metrics]
@@ -97,7 +99,7 @@ def published_nfe(run: Finished) -> float:
 
 
 def published_epochs(run: Finished) -> int:
-    """Epochs that the paper's count stands for."""
+    """The number of epochs that the paper's count represents."""
     return run.settings["schedule"]["every"] * len(run.metrics) if extrapolated(run) else result(run)["epochs"]
 
 
@@ -110,13 +112,13 @@ def published_per_batch(run: Finished) -> float:
 
 
 def seconds(run: Finished) -> float:
-    """Of training: those of the processor where it did all the work, so that other processes do not count."""
+    """Seconds of training: processor time if it was on a CPU, so that other processes have no influence."""
     found = result(run)["seconds"]
     return found["training_processor"] if run.settings["device"] == "cpu" else found["training"]
 
 
 def drifted(run: Finished) -> float | None:
-    """Backward solves in training that did not find back to where they began, where they were counted."""
+    """The number of backward solves in training that drifted; `None` if it was not counted."""
     return result(run)["totals"].get("drifted")
 
 
@@ -125,22 +127,22 @@ def best_epoch(run: Finished) -> float:
 
 
 def validation_loss(run: Finished) -> float:
-    """The lowest of all evaluations."""
+    """The lowest validation loss of all evaluations."""
     return min(evaluation["validation"]["loss"] for evaluation in run.metrics)
 
 
 def memory(run: Finished) -> float | None:
-    """Bytes that the process has had at most, where the system told."""
+    """Peak memory of the process in bytes; `None` if the system does not report it."""
     return result(run)["peak_memory"]
 
 
 def tested(name: str) -> Quantity:
-    """A number of the last pass over the test set."""
+    """A number from the last pass over the test set."""
     return lambda run: result(run)["test"][name]
 
 
 STEPS = ("backward_accepted", "backward_rejected", "published_accepted", "published_rejected")
-#: What a run must have to be of use.
+#: Quantities that every usable run has.
 NUMBERS = (
     *(true_nfe, forward_nfe, published_nfe, true_per_batch, published_per_batch, seconds),
     *(best_epoch, validation_loss),
@@ -149,8 +151,8 @@ NUMBERS = (
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A row of the tables: all complete runs of it, by mode and in the order of seeds."""
+class ProblemRuns:
+    """All complete runs of a row of the tables, by mode and sorted by seed."""
 
     settings: Settings
     modes: Mapping[str, Sequence[Finished]]
@@ -165,7 +167,7 @@ class Problem:
 
     @property
     def title(self) -> str:
-        """What sets the row apart from others of its experiment."""
+        """The name of the row within its experiment."""
         own = self.settings
         data = DATA.get(own.data, own.data)
         if own.experiment == "ncde":
@@ -175,11 +177,11 @@ class Problem:
 
     @property
     def full_title(self) -> str:
-        """With the experiment."""
+        """The name of the row with that of the experiment."""
         return f"{KINDS[self.experiment]}: {self.title}"
 
     @property
-    def published(self) -> published.Row | None:
+    def published(self) -> published.PublishedRow | None:
         return published.beside(self.settings)
 
     @property
@@ -188,7 +190,7 @@ class Problem:
 
     @property
     def compatible(self) -> str:
-        """The mode that does what the paper's code does where the paper says seminorm."""
+        """The mode that corresponds to the paper's code for the seminorm."""
         return "published" if self.experiment == "hnn" else "seminorm"
 
     @property
@@ -196,13 +198,13 @@ class Problem:
         return (run for runs in self.modes.values() for run in runs)
 
     def spread(self, mode: str, quantity: Quantity) -> Spread | None:
-        """Over the seeds of a mode; none where there is nothing to measure."""
+        """Mean and deviation of a quantity over the seeds of a mode; `None` if there are no values."""
         values = (quantity(run) for run in self.modes.get(mode, ()))
         return Spread.of(value for value in values if value is not None)
 
     @property
     def differences(self) -> list[str]:
-        """Settings in which runs differ that should differ in mode and seed only."""
+        """Settings, other than mode and seed, in which the runs differ although they should not."""
         alike = ("mode", "seed", "device", "compile", "preset")
         found = [{**run.settings} for run in self.runs]
         return sorted(
@@ -212,17 +214,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows with something complete, in the paper's order, and the runs that are left out, with the reasons."""
+    """All rows with complete runs, in the paper's order, and the reasons why other runs are left out."""
 
-    problems: Sequence[Problem]
+    problems: Sequence[ProblemRuns]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, experiment: str) -> list[Problem]:
+    def of(self, experiment: str) -> list[ProblemRuns]:
         return [problem for problem in self.problems if problem.experiment == experiment]
 
 
 def gather(runs: Sequence[Finished]) -> Gathered:
-    """Runs by row, mode and seed. Incomplete and damaged ones are left out."""
+    """Group runs by row, mode and seed. Incomplete and damaged runs are left out."""
     found: dict[str, dict[str, list[Finished]]] = {}
     own: dict[str, Settings] = {}
     left_out: dict[str, str] = {}
@@ -235,7 +237,7 @@ def gather(runs: Sequence[Finished]) -> Gathered:
         own.setdefault(settings.row, settings)
         found.setdefault(settings.row, {}).setdefault(settings.mode, []).append(run)
     problems = [
-        Problem(own[row], {mode: _by_seed(each) for mode, each in modes.items()}) for row, modes in found.items()
+        ProblemRuns(own[row], {mode: _by_seed(each) for mode, each in modes.items()}) for row, modes in found.items()
     ]
     return Gathered(sorted(problems, key=_place), left_out)
 
@@ -244,21 +246,21 @@ def _by_seed(runs: Sequence[Finished]) -> tuple[Finished, ...]:
     return tuple(sorted(runs, key=lambda run: run.settings["seed"]))
 
 
-def _place(problem: Problem) -> tuple[int, int, str]:
+def _place(problem: ProblemRuns) -> tuple[int, int, str]:
     row = problem.published
     rank = len(published.ROWS) if row is None else published.ROWS.index(row)
     return EXPERIMENTS.index(problem.experiment), rank, problem.row
 
 
 def _fault(run: Finished) -> str | None:
-    """Why a run cannot be used, if it cannot."""
+    """Why a run cannot be used; `None` if it can."""
     if run.result is None:
         return "not complete"
     try:
         settings = Settings.of_json(run.settings)
         other = run.settings.get("adjoint")
         if other is not None:
-            return f"made with {other} in place of its mode's own adjoint"
+            return f"made with {other} instead of the adjoint of its mode"
         for quantity in (*NUMBERS, QUALITIES[settings.experiment], memory):
             found = quantity(run)
             if not isinstance(found, int | float) and quantity is not memory:

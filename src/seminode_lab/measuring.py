@@ -1,7 +1,7 @@
-"""Work and precision of all adjoints on one batch of an experiment: what a gradient costs, and how wrong it is.
+"""Work and precision of all adjoints on one batch of an experiment: the cost of a gradient and its error.
 
-The model is measured as it is trained: with its initial maps and readouts, and all blocks of a flow. Errors are
-relative to a tight gradient in float64, from the same samples, parameters and noise.
+The whole model is measured, as in training: including its initial maps and readouts, and all blocks of a flow. Errors
+are relative to a gradient in float64 with tight tolerances, from the same samples, parameters and noise.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ ADJOINTS: dict[str, Adjoint] = {
     "Checkpointed(10)": sn.Checkpointed(10),
     "Direct": sn.Direct(),
 }
-#: Left out where time is short: what they would show, others show too.
+#: Left out of short measurements.
 LENGTHY = ("Interpolating", "Checkpointed(10)")
-#: The reference's rtol is so much below the tightest that is measured; one that is looser by `LOOSER` shows how good.
+#: The rtol of the reference is `TIGHTER` times the tightest that is measured. A second gradient, whose rtol is `LOOSER`
+#: times that of the reference, shows how accurate the reference is.
 TIGHTER, LOOSER = 1e-3, 100.0
 MAX_STEPS, TIME_LIMIT = 100_000, 3600.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured of an experiment.
+class PrecisionPlan:
+    """What is measured for an experiment.
 
     Attributes:
         tolerances: pairs of rtol and atol.
-        adjoints: names, of `ADJOINTS`.
-        batch: samples.
-        fitted: iterations of regression that the pendulum's network is given first.
-        repeats: timed passes of each, in turns, after a first one; with 0 that one is timed.
-        memory: whether its peak is measured, which takes another pass, a slow one.
-        grid: steps of the neural CDE's reference between two knots.
+        adjoints: names from `ADJOINTS`.
+        batch: number of samples.
+        fitted: iterations of regression with which the pendulum's network is initialised.
+        repeats: timed passes of each adjoint, interleaved, after an untimed first pass; with 0 the first pass is timed.
+        memory: whether peak memory is measured, which takes an additional, slow pass.
+        grid: steps between two knots in the reference of the neural CDE.
         reduced: what is smaller than in the runs of the preset, in words.
     """
 
@@ -81,7 +82,7 @@ class Plan:
     def __post_init__(self) -> None:
         unknown = [name for name in self.adjoints if name not in ADJOINTS]
         if unknown:
-            raise ValueError(f"adjoints: expected names out of {', '.join(ADJOINTS)}, found {unknown[0]!r}")
+            raise ValueError(f"adjoints: expected names from {', '.join(ADJOINTS)}, found {unknown[0]!r}")
         if not self.tolerances or not self.adjoints:
             raise ValueError("tolerances, adjoints: expected at least one of each")
 
@@ -90,16 +91,16 @@ class Plan:
 
 
 class Size(NamedTuple):
-    """How much of an experiment is measured: a batch, tolerances (by what the row's are multiplied), passes, memory."""
+    """How much of an experiment is measured."""
 
     batch: int
-    levels: tuple[float, ...]
+    levels: tuple[float, ...]  # factors of the row's tolerances
     repeats: int
     memory: bool = False
 
 
-#: Well under a minute for all three on one core, or some minutes for each. The reference of the neural CDE is good to
-#: less than a thousandth, by which tight tolerances are not told apart.
+#: QUICK takes well under a minute for all three on one core, THOROUGH some minutes for each. The reference of the
+#: neural CDE is accurate to better than a thousandth, which is not enough to compare tight tolerances.
 QUICK = {"ncde": Size(27, (10.0, 1.0), 0), "cnf": Size(8, (1.0, 0.1), 0), "hnn": Size(32, (1.0, 0.1), 0)}
 THOROUGH = {
     "ncde": Size(32, (1.0, 0.1), 2),
@@ -108,8 +109,8 @@ THOROUGH = {
 }
 
 
-def plan_of(settings: Settings) -> Plan:
-    """For the row of a preset: brief for `quick`, thorough for the others."""
+def plan_of(settings: Settings) -> PrecisionPlan:
+    """The plan for a row of a preset: short for `quick`, thorough for the others."""
     quick = settings.preset == "quick"
     size = (QUICK if quick else THOROUGH)[settings.experiment]
     tolerances = tuple((_rounded(settings.rtol * x), _rounded(settings.atol * x)) for x in size.levels)
@@ -126,7 +127,7 @@ def plan_of(settings: Settings) -> Plan:
     ]
     chosen = tuple(name for name in adjoints if name not in left_out)
     text = "; ".join(filter(None, reduced))
-    return Plan(tolerances, chosen, batch, fitted, size.repeats, size.memory, reduced=text)
+    return PrecisionPlan(tolerances, chosen, batch, fitted, size.repeats, size.memory, reduced=text)
 
 
 def _rounded(x: float) -> float:
@@ -134,14 +135,14 @@ def _rounded(x: float) -> float:
 
 
 class Answer(NamedTuple):
-    """A loss, and a model that knows what its solves cost."""
+    """A loss, and the model that computed it and counted its solves."""
 
     ys: Tensor
     model: Any
 
     @property
     def stats(self) -> Stats:
-        """Of all solves together, with the backward passes that were made."""
+        """The sum over all solves, including their backward passes."""
         back = [each.backward for each in self.model.stats if each.backward is not None]
         total = _sum(self.model.stats)
         return dataclasses.replace(total, _backward=[_sum(back)] if back else [])
@@ -162,7 +163,7 @@ def _sum(several: Sequence[Stats]) -> Stats:
 
 
 class OneBatch:
-    """A batch of a task, to be solved and differentiated in the ways that contenders have."""
+    """A batch of a task, which is solved and differentiated with the options of each contender."""
 
     def __init__(self, task: ModelTask[Any, Any], experiment: str):
         self.task, self.experiment = task, experiment
@@ -176,7 +177,7 @@ class OneBatch:
 
     @property
     def targets(self) -> list[Tensor]:
-        """Parameters outside the fields first, which learn through the gradient of an initial value or an output."""
+        """All parameters. Those outside the fields come first; their gradients come from initial values and outputs."""
         inside = {id(x) for x in self.found}
         return [*(x for x in self.task.model.parameters() if id(x) not in inside), *self.found]
 
@@ -186,13 +187,13 @@ class OneBatch:
     def solve(self, contender: Contender, max_steps: int, **more: Any) -> Answer:
         options = {"solver": contender.solver, "adjoint": contender.adjoint, "compile": contender.compile}
         options |= {"rtol": contender.rtol, "atol": contender.atol, "max_steps": max_steps, "record": False}
-        if getattr(contender.adjoint, "fresh", False):  # the published procedure, forward too
+        if getattr(contender.adjoint, "fresh", False):  # the published procedure, also in the forward pass
             options = solve_options(self.experiment, "mixed") | options
         self.task.model.options = options | more
         return Answer(self.task.loss("train", self.rows)[0], self.task.model)
 
     def widened(self) -> OneBatch:
-        """The same in float64."""
+        """The same batch in float64."""
         task = copy.copy(self.task)
         task.model = copy.deepcopy(task.model).double()
         task.data = {"train": _wide(task.data["train"])}
@@ -206,7 +207,7 @@ def _wide(samples: Any) -> Any:
 
 
 class SingleDraws(TorchFunctionMode):
-    """Noise as it would be drawn in float32, whatever dtype is asked for: float64 would draw other numbers."""
+    """Draws noise in float32 and converts it, because other numbers would be drawn in float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.rand_like, torch.randn_like) and args[0].dtype == torch.float64:
@@ -214,8 +215,8 @@ class SingleDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def reference_of(batch: OneBatch, plan: Plan, restore: Callable[[], None]) -> tuple[Reference, Tensor]:
-    """The gradient in float64 that others are compared with, and how far one that is looser is from it."""
+def reference_of(batch: OneBatch, plan: PrecisionPlan, restore: Callable[[], None]) -> tuple[Reference, Tensor]:
+    """The reference gradient in float64, and how far a gradient with looser tolerances is from it."""
     wide = batch.widened()
 
     def gradient(looser: bool) -> Tensor:
@@ -231,12 +232,12 @@ def reference_of(batch: OneBatch, plan: Plan, restore: Callable[[], None]) -> tu
     return Reference("float64", contender.rtol or float("nan"), good_to, note), best
 
 
-def _tight(batch: OneBatch, plan: Plan, looser: bool) -> tuple[Contender, Controller, str]:
-    """How a reference is solved, in words too.
+def _tight(batch: OneBatch, plan: PrecisionPlan, looser: bool) -> tuple[Contender, Controller, str]:
+    """The options with which a reference is solved, and their description.
 
-    The field of the neural CDE has kinks (ReLU). Its Jacobian jumps there, of which the error control of a forward
-    solve knows nothing, and orders are lost: small steps of a low order come closest to its gradient. For the others
-    dopri8, whose steps end on all outputs since its polynomial is of lower order.
+    The field of the neural CDE has kinks (ReLU). Its Jacobian jumps there, which the error control of a forward solve
+    does not see, and solvers lose their order. Small steps of low order give the most accurate gradient. The others use
+    dopri8. Its steps end on all outputs, because its interpolating polynomial has a lower order.
     """
     if batch.experiment == "ncde":
         steps = plan.grid // 2 if looser else plan.grid
@@ -247,14 +248,14 @@ def _tight(batch: OneBatch, plan: Plan, looser: bool) -> tuple[Contender, Contro
     return Contender(sn.Replay(), Dopri8(), rtol=rtol, atol=atol), controller, f"dopri8, rtol {rtol:.0e}"
 
 
-def compared(batch: OneBatch, plan: Plan) -> tuple[Reference, list[dict[str, Any]]]:
-    """Every adjoint to every tolerance, in turns, from the same random numbers."""
+def compared(batch: OneBatch, plan: PrecisionPlan) -> tuple[Reference, list[dict[str, Any]]]:
+    """Measure every adjoint with every tolerance, interleaved, from the same random numbers."""
     snapshot = Snapshot([batch.task.model], [], batch.leaf.device)
     try:
         reference, gradient = reference_of(batch, plan, snapshot.restore)
         both = [(name, *level) for level in plan.tolerances for name in plan.adjoints]
         contenders = [Contender(ADJOINTS[name], Dopri5(), False, rtol, atol) for name, rtol, atol in both]
-        # The limits are out of reach: a row that was asked for is there.
+        # The limits are so high that no contender is left out.
         course = Course(batch, snapshot, gradient, plan.repeats, TIME_LIMIT, MAX_STEPS, 0.0, False, plan.memory)
         found = course.run(contenders)
     finally:
@@ -263,18 +264,18 @@ def compared(batch: OneBatch, plan: Plan) -> tuple[Reference, list[dict[str, Any
 
 
 def _plain(reference: Reference) -> dict[str, Any]:
-    """The tolerance is in the note, where there is one."""
+    """The reference without its tolerance, which the note contains if there is one."""
     return {"dtype": reference.dtype, "good_to": reference.good_to, "note": reference.note}
 
 
-def measure(settings: Settings, out: Path, root: Root = None, plan: Plan | None = None) -> Path:
-    """Measure an experiment, into `out/precision-<experiment>.json`. What is there already is not measured again.
+def measure(settings: Settings, out: Path, root: Root = None, plan: PrecisionPlan | None = None) -> Path:
+    """Measure an experiment and write `out/precision-<experiment>.json`, unless that file exists with the same plan.
 
     Arguments:
-        settings: of the experiment's first row; of them count data, model, seed and preset.
+        settings: those of the experiment's first row. The data, model, seed and preset are used.
         out: a folder.
-        root: where the data are.
-        plan: what to measure; by default what suits the preset.
+        root: the folder with data.
+        plan: what to measure; by default the plan of the preset.
     """
     plan = plan_of(settings) if plan is None else plan
     path = out / f"precision-{settings.experiment}.json"
@@ -294,7 +295,7 @@ def measure(settings: Settings, out: Path, root: Root = None, plan: Plan | None 
 
 
 def measure_all(preset: str, out: Path, root: Root = None, progress: Callable[[str], None] | None = None) -> None:
-    """The first row of each experiment of a preset; `progress` is told what is being measured."""
+    """Measure the first row of each experiment of a preset; `progress` is called with a line about each."""
     first = {row.experiment: row for row in reversed(rows(preset))}
     for experiment in EXPERIMENTS:
         if experiment in first:

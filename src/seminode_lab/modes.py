@@ -1,7 +1,7 @@
-"""How a run differentiates: the four columns of truth.
+"""The modes: how a run computes gradients.
 
-`mixed` and `seminorm` are the paper's two norms, in its procedure, as they are meant. `published` is what its code did
-where that is something else. `best` is what we would do.
+`mixed` and `seminorm` are the two norms of the paper, as it defines them and in its procedure. `published` is what the
+code of the paper did where that differs. `best` is the choice of seminode.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from seminode.adjoints import Adjoint
 from seminode.diagnostics.contenders import check_adjoints, written
 from seminode.norms import AdjointState
 
-#: Points of a window of the pendulum's data: by so much is the published slice too long.
+#: Points of a window of the pendulum's data. The published slice is too long by this factor.
 WINDOW = 8
 
 
 def oversized_seminorm(y: AdjointState) -> Tensor:
-    """The published seminorm of the pendulum, which is none.
+    """The norm in the published code of the pendulum, which is not the seminorm.
 
     It slices the flat state by the size of a whole window, eight times that of the state. The first slice then holds z,
-    a_z and many parameters, the second parameters only. The error of z is divided by √8, the first step grows by a
-    quarter, and one step fits where there were two.
+    a_z and many parameters, the second holds parameters only. This divides the error of z by √8. The first step grows
+    by a quarter, so that one step suffices instead of two.
     """
     flat = torch.cat([x.reshape(-1) for x in (y.z.new_zeros(1), y.z, y.a_z, *y.a_params)])
     size = WINDOW * y.z.numel()
@@ -36,7 +36,7 @@ MODES = ("mixed", "seminorm", "published", "best")
 
 
 def adjoint_name(text: str) -> str:
-    """An adjoint as it is written down, from what somebody typed.
+    """The canonical name of an adjoint, from what a user typed.
 
     Example:
         >>> adjoint_name("quadrature"), adjoint_name("checkpointed(n=4)")
@@ -52,14 +52,15 @@ def _adjoint(text: str) -> Adjoint:
         raise ValueError(str(error).replace("adjoints[0]", "adjoint", 1)) from None
 
 
-#: Up to this batch what all evaluations of a neural CDE keep has room in the memory of a small machine.
-ROOM = 256
+#: The largest batch of a neural CDE for which `Direct`, which keeps all evaluations, fits into the memory of a small
+#: machine.
+DIRECT_BATCH = 256
 
 
 def solve_options(experiment: str, mode: str, adjoint: str | None = None, batch: int | None = None) -> dict[str, Any]:
-    """Options of `solve` for an experiment (`"ncde"`, `"cnf"` or `"hnn"`) in a mode, for batches of some size.
+    """Options of `solve` for an experiment (`"ncde"`, `"cnf"` or `"hnn"`) in a mode and for a batch size.
 
-    Another adjoint may take the place of the mode's own. A bare `Backsolve` is the mode's own where that is one.
+    `adjoint` replaces the adjoint of the mode. A plain `Backsolve` is that of the mode, if the mode uses `Backsolve`.
 
     Example:
         >>> solve_options("ncde", "seminorm")
@@ -70,12 +71,12 @@ def solve_options(experiment: str, mode: str, adjoint: str | None = None, batch:
         (Direct(), Replay(every=1))
     """
     options = _of_mode(experiment, mode)
-    if experiment == "ncde" and mode == "best" and batch is not None and batch <= ROOM:
+    if experiment == "ncde" and mode == "best" and batch is not None and batch <= DIRECT_BATCH:
         options["adjoint"] = sn.Direct()
     if adjoint is None or (adjoint == "Backsolve" and isinstance(options["adjoint"], sn.Backsolve)):
         return options
     options["adjoint"] = _adjoint(adjoint)
-    options.pop("controller", None)  # it was chosen for the other one
+    options.pop("controller", None)  # it was chosen for the adjoint of the mode
     if isinstance(options["adjoint"], sn.Reversible):
         options["solver"] = sn.ReversibleRK("dopri5")
     return options
@@ -84,15 +85,15 @@ def solve_options(experiment: str, mode: str, adjoint: str | None = None, batch:
 def _of_mode(experiment: str, mode: str) -> dict[str, Any]:
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, found {mode!r}")
-    # The flows' log-probability steers the forward solve, as published; seminode leaves it out unless told otherwise.
-    steered = {"norm": "mixed"} if experiment == "cnf" else {}
+    # As published, the log-probability of a flow counts in the forward norm. By default seminode leaves it out.
+    forward_norm = {"norm": "mixed"} if experiment == "cnf" else {}
     if mode == "best":
-        # On the way back only accepted steps count, so that one which is rejected costs a third of one that is not.
-        # Steps of a neural CDE, which end at knots, are then rather tried as long as may pass.
-        bold = {"controller": sn.Integral(safety=1.0)} if experiment == "ncde" else {}
-        return {"adjoint": sn.Replay(), **bold}
+        # The backward pass goes over accepted steps only, so a rejected step costs a third of an accepted one. For a
+        # neural CDE, whose steps end at knots, it is then cheaper to try steps without a safety factor.
+        controller = {"controller": sn.Integral(safety=1.0)} if experiment == "ncde" else {}
+        return {"adjoint": sn.Replay(), **controller}
     if mode == "published":
         if experiment != "hnn":
             raise ValueError(f"mode: 'published' differs from 'seminorm' for 'hnn' only, found it for {experiment!r}")
         return {"adjoint": sn.Backsolve(norm=oversized_seminorm, restart="fresh")}
-    return {**steered, "adjoint": sn.Backsolve(norm=mode, restart="fresh")}
+    return {**forward_norm, "adjoint": sn.Backsolve(norm=mode, restart="fresh")}

@@ -1,4 +1,4 @@
-"""What a training loop tells of itself."""
+"""The callbacks of a training run, through which it reports its progress."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import seminode as sn
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins or goes on, and how far it has to go."""
+    """Where training starts or resumes, and how long it will take."""
 
     epochs: int
-    batches: int | None  # of an epoch
+    batches: int | None  # per epoch
     epoch: int  # the next one
-    iterations: int  # that are done
+    iterations: int  # completed so far
 
 
 @dataclass
-class Progress:
-    """What the loop tells of itself while it runs; every call may be ignored."""
+class TrainingCallbacks:
+    """Functions that a run calls while it works. The default of each does nothing."""
 
+    #: Before data are loaded and the model is built; the argument describes the run in one line.
+    load: Callable[[str], None] = lambda description: None
     begin: Callable[[Start], None] = lambda start: None
     batch: Callable[[int, int, float, Sequence[sn.Stats]], None] = lambda epoch, batch, loss, stats: None
-    #: A batch of an evaluation.
+    #: After a batch of an evaluation.
     look: Callable[[str, int], None] = lambda split, batch: None
     evaluated: Callable[[Mapping[str, Any]], None] = lambda evaluation: None
-    #: An epoch, its learning rate and the seconds so far; it is saved right after this.
+    #: After an epoch, with its learning rate and the seconds so far. The run is saved right after this call.
     epoch: Callable[[int, float, Mapping[str, float]], None] = lambda epoch, lr, seconds: None
     end: Callable[[Mapping[str, Any]], None] = lambda result: None

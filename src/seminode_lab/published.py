@@ -20,13 +20,13 @@ CLAIMED_MEDIAN, CLAIMED_LARGEST = 40.0, 62.0
 
 @dataclass(frozen=True)
 class Norm:
-    """One norm's numbers in a row.
+    """The numbers of one norm in a row.
 
     Attributes:
         quality: test accuracy in per cent, test bits/dim, or test mean squared error in 10⁻⁴.
-        nfe: backward evaluations throughout training, by the paper's count.
-        rejected, accepted: backward steps on one pass over the test set, by the paper's count.
-        proportion: of rejected among all steps, in per cent, as printed.
+        nfe: backward evaluations throughout training, as counted by the paper.
+        rejected, accepted: backward steps in one pass over the test set, as counted by the paper.
+        proportion: rejected steps among all steps, in per cent, as printed.
     """
 
     quality: Spread
@@ -37,13 +37,13 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the tables, all of them together.
+class PublishedRow:
+    """A row, with its numbers from all tables.
 
     Attributes:
-        params: of the whole model.
-        updates: batches that the count of evaluations stands for. Those of the neural CDE and the pendulum are counted
-            ten times at every tenth epoch and at the last, so that 200 epochs become 210 and 50 become 60.
+        params: parameters of the whole model.
+        updates: the number of batches that the count of evaluations represents. For the neural CDE and the pendulum,
+            every tenth epoch and the last one are counted ten times, so that 200 epochs become 210 and 50 become 60.
     """
 
     name: str
@@ -62,8 +62,11 @@ class Row:
 
 def _row(
     name: str, title: str, params: int, updates: int, scale: float, mixed: Sequence[float], seminorm: Sequence[float]
-) -> Row:
-    """Numbers in the order of `Norm`, each with its deviation; evaluations in units of `scale`, steps in thousands."""
+) -> PublishedRow:
+    """A row from numbers in the order of `Norm`, each with its deviation.
+
+    Evaluations are in units of `scale`, steps in thousands.
+    """
     experiment = name.split("-")[0]
     repeats = 3 if experiment == "cnf" else 5
 
@@ -72,10 +75,10 @@ def _row(
         spreads = (Spread(x[2 * i] * by, x[2 * i + 1] * by, repeats) for i, by in enumerate(scales))
         return Norm(*spreads, proportion=x[8])
 
-    return Row(name, title, experiment, params, updates, norm(mixed), norm(seminorm))
+    return PublishedRow(name, title, experiment, params, updates, norm(mixed), norm(seminorm))
 
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[PublishedRow, ...] = (
     # quality, backward evaluations, rejected and accepted steps, each with its deviation; proportion
     _row(
         "ncde-speech_commands-0.001", "Neural CDE, rtol 1e-3, atol 1e-6", 88_940, 24 * 210, 1e6,
@@ -121,7 +124,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def median_saving() -> float:
-    """Of the rows as they are printed.
+    """The median saving of the printed rows, in per cent.
 
     >>> round(median_saving(), 1)
     27.0
@@ -129,11 +132,11 @@ def median_saving() -> float:
     return median(row.saving for row in ROWS)
 
 
-def beside(settings: Settings) -> Row | None:
-    """The published row that a run can be set beside, if there is one.
+def beside(settings: Settings) -> PublishedRow | None:
+    """The published row that a run is compared with, if there is one.
 
-    That is the row of the same name; else, for reduced runs, of the same tolerances (`"ncde"`), or of the same data
-    and the nearest number of channels (`"cnf"`; MNIST where the data are other images).
+    That is the row of the same name. If a reduced run has none, it is the row of the same tolerances (`"ncde"`), or of
+    the same data and the nearest number of channels (`"cnf"`; MNIST for other images).
 
     Example:
         >>> from seminode_lab import settings

@@ -1,4 +1,4 @@
-"""From settings to a finished run: data, model, training, and the folder that it is written to."""
+"""Makes a run from its settings: loads the data, builds and trains the model, and writes the run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seminode.models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODE
 from . import data as sets
 from .models import pendulum
 from .modes import solve_options
-from .progress import Progress
+from .progress import TrainingCallbacks
 from .settings import Settings
 from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
@@ -29,7 +29,7 @@ Root = str | os.PathLike[str] | None
 
 
 def circumstances() -> dict[str, Any]:
-    """With what a run was made."""
+    """The versions and the machine with which a run is made."""
     return {
         "seminode": sn.__version__,
         "torch": torch.__version__,
@@ -41,7 +41,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Of the sources, where they are in a repository; with a mark if they were changed since."""
+    """The commit of the sources, marked if they were changed; `None` if they are not in a repository."""
     here = Path(__file__).parent
     try:
         found = subprocess.run(
@@ -56,7 +56,7 @@ def commit() -> str | None:
     return found.stdout.strip()
 
 
-#: Classes of the labelled series: a reduced set may not hold all of them.
+#: The number of classes of the labelled series. A reduced set may not contain all of them.
 CLASSES = {"speech_commands": 10, "japanese_vowels": 9}
 
 
@@ -67,7 +67,7 @@ def _rows(part: Any, rows: Tensor) -> Any:
 
 
 def _reduced(settings: Settings, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """As many samples of every split as the settings have room for; which ones does not depend on the seed."""
+    """The splits, reduced to the sizes in the settings. The choice of samples does not depend on the seed."""
     if settings.sizes is None:
         return dict(parts)
     chance = torch.Generator().manual_seed(0)
@@ -82,21 +82,21 @@ def series(settings: Settings, root: Root) -> dict[str, sets.SeriesSet]:
         raise ValueError(f"data: expected speech_commands or japanese_vowels for 'ncde', found {settings.data!r}")
     train, test = sets.japanese_vowels()
     mean, std = train.statistics()
-    # Every fifth series, six of each speaker, is kept from training.
+    # Every fifth series is for validation, which is six per speaker.
     rows = torch.arange(len(train))
     parts = {"train": _rows(train, rows[rows % 5 != 0]), "validation": _rows(train, rows[rows % 5 == 0]), "test": test}
     return _reduced(settings, {split: part.normalised(mean, std) for split, part in parts.items()})
 
 
 def options_of(settings: Settings) -> dict[str, Any]:
-    """Options of `solve` that the mode of a run decides."""
+    """The options of `solve` that the mode of a run determines."""
     return solve_options(settings.experiment, settings.mode, settings.adjoint, settings.batch)
 
 
 def model_of(settings: Settings, shape: Sequence[int], levels: int = 256, **options: Any) -> Any:
-    """The model of a run, for data of one shape: (channels,) of series, (channels, height, width) of images.
+    """The model of a run for samples of a shape: (channels,) for series, (channels, height, width) for images.
 
-    `levels` are those of images; `options` are of `solve`.
+    `levels` is the number of levels of a pixel, and `options` are those of `solve`.
     """
     given = dict(settings.model)
     if settings.experiment == "ncde":
@@ -110,7 +110,7 @@ def model_of(settings: Settings, shape: Sequence[int], levels: int = 256, **opti
 
 
 def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
-    """The task of some settings; the model is initialised from the seed."""
+    """The task of a run. The model is initialised from the seed."""
     options = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile, **options_of(settings)}
     batch, device = settings.batch, settings.device
     torch.manual_seed(settings.seed)
@@ -127,18 +127,30 @@ def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     if settings.data not in loaders:
         raise ValueError(f"data: expected one of {', '.join(loaders)} for 'cnf', found {settings.data!r}")
     train, test = loaders[settings.data](root)
-    # Nothing is selected by it, so that the test set may be looked at on the way, as was done.
+    # As in the paper, the test set is evaluated during training; nothing is selected by it.
     pixels = {"train": train.x, "validation": test.x, "test": test.x}
     flow = model_of(settings, train.shape, train.levels, **options)
     return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device)
 
 
-#: The folder, among those of runs, of what they begin with.
+def description(settings: Settings) -> str:
+    """A run in one line.
+
+    >>> from .settings import rows
+    >>> description(rows("quick")[-1].changed(mode="best"))
+    'hnn-pendulum-best-0: 2 epochs in batches of 64, rtol 0.0001, atol 0.0001, Replay(every=1) on cpu'
+    """
+    adjoint = options_of(settings)["adjoint"]
+    epochs = f"{settings.schedule.epochs} epoch{'s' * (settings.schedule.epochs > 1)} in batches of {settings.batch}"
+    return f"{settings.name}: {epochs}, rtol {settings.rtol:g}, atol {settings.atol:g}, {adjoint} on {settings.device}"
+
+
+#: The folder, among the run folders, of the runs that provide initial weights.
 STARTS = "starts"
 
 
 def comes_first(settings: Settings, out: Path) -> Settings | None:
-    """The run that makes what another begins with; none for one that is on its way or begins at nothing."""
+    """The run that provides the initial weights of a run; `None` if that has been started or is not warm-started."""
     folder = out / settings.name
     begun = any((folder / name).exists() for name in (CHECKPOINT, RESULT))
     return None if begun else settings.before()
@@ -148,14 +160,14 @@ def run(
     settings: Settings,
     out: Path,
     root: Root = None,
-    progress: Progress | None = None,
+    progress: TrainingCallbacks | None = None,
     resume: bool = True,
     wait: bool = False,
 ) -> dict[str, Any]:
-    """Train to the end, from where the folder `out/<name>` has come to; the result.
+    """Make a run in the folder `out/<name>`, or resume it; return its result.
 
-    A run that is complete is not made again. One that is not is left alone unless it may be resumed. Another process
-    that is at it is waited for if `wait` says so.
+    A complete run is not made again. If `resume` is false, an incomplete run raises an error. If another process works
+    on the run, this waits for it if `wait` is true, and raises an error otherwise.
     """
     solve = {name: repr(value) for name, value in options_of(settings).items()}
     config = {"settings": settings.as_json(), "solve": solve, "circumstances": circumstances()}
@@ -163,7 +175,9 @@ def run(
         if folder.done:
             return folder.result()
         if folder.begun and not resume:
-            raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to go on, or take another folder.")
+            raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to continue it, or use another folder.")
+        if progress is not None:
+            progress.load(description(settings))
         task = task_of(settings, root)
         first = comes_first(settings, out)
         if first is not None:

@@ -1,6 +1,7 @@
-"""What a run is asked for: frozen settings, one for every row of the paper's tables and every seed, in presets.
+"""The settings of runs and the presets: settings for every row of the paper's tables, every mode and every seed.
 
-`paper` is what was published. What a preset reduces is in its settings and nowhere else, so that a report can say it.
+The preset `paper` has the published settings. All reductions of the other presets are in their settings, so that the
+report can list them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ TOLERANCES = ((1e-3, 1e-6), (1e-4, 1e-7), (1e-5, 1e-8))
 
 @dataclass(frozen=True)
 class CommonStart:
-    """Training that all runs of a seed have in common, whatever their mode and tolerance: the weights they begin with.
+    """Training that provides the initial weights of all runs with the same seed, whatever their mode and tolerance.
 
-    It is done in the `best` mode, at the loosest tolerance that any of them has.
+    It uses the mode `best` and the loosest tolerance of these runs.
     """
 
     schedule: Schedule
@@ -34,16 +35,16 @@ class CommonStart:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides what a run computes, but for the seed's own choice.
+    """Everything that determines what a run computes.
 
     Attributes:
         data: name of the data set.
-        sizes: of the three splits where they are reduced; `None` for all that there is.
+        sizes: samples of the three splits if they are reduced; `None` for all samples.
         model: arguments of the model's constructor that differ from the published ones.
-        fitted: iterations of regression on true accelerations that the pendulum's network is given before training
-            through solves; the published one has none.
-        start: training in common with other modes and tolerances; the published runs have none.
-        adjoint: one that takes the place of the mode's own, such as `"Quadrature"` or `"Checkpointed(4)"`.
+        fitted: iterations of regression on true accelerations, with which the pendulum's network is initialised before
+            it is trained through the solver; 0 in the published runs.
+        start: training shared with other modes and tolerances; none in the published runs.
+        adjoint: replaces the adjoint of the mode; for example `"Quadrature"` or `"Checkpointed(4)"`.
     """
 
     experiment: str
@@ -73,7 +74,7 @@ class Settings:
 
     @property
     def row(self) -> str:
-        """The name of a table's row: all seeds and modes of it are compared with each other."""
+        """The name of the row of the tables that the run belongs to. All seeds and modes of a row are compared."""
         hidden = dict(self.model).get("hidden")
         size = "" if self.experiment != "cnf" or hidden is None else f"-{hidden}"
         tolerance = f"-{self.rtol:g}" if self.experiment == "ncde" else ""
@@ -81,12 +82,12 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Of the run, and of its folder."""
+        """The name of the run and of its folder."""
         other = "" if self.adjoint is None else "-" + re.sub(r"[^a-z0-9.]+", "-", self.adjoint.lower()).strip("-")
         return f"{self.row}-{self.mode}{other}-{self.seed}"
 
     def as_json(self) -> dict[str, Any]:
-        """An adjoint is named only where it is not the mode's own, and a start where there is one."""
+        """As JSON, without `adjoint` and `start` if they are `None`."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {key: x for key, x in found.items() if x is not None or key not in ("adjoint", "start")}
 
@@ -105,7 +106,7 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
     def before(self) -> Settings | None:
-        """The run whose weights this one begins with, where it does not begin at nothing."""
+        """The run that provides the initial weights of this one, if it is warm-started."""
         if self.start is None:
             return None
         rtol, atol = max(self.rtol, TOLERANCES[0][0]), max(self.atol, TOLERANCES[0][1])
@@ -137,7 +138,10 @@ def _paper() -> Iterator[Settings]:
 
 
 def _quick() -> Iterator[Settings]:
-    """Data that ships, small models, minutes. At the loosest tolerance all norms make do with one step a knot."""
+    """Shipped data and small models; takes minutes.
+
+    The loosest tolerance is left out, because with it all norms need only one step per knot.
+    """
     cde = Schedule(epochs=8, lr=2e-2, every=7)
     small = (("hidden", 24), ("width", 24))
     for rtol, atol in TOLERANCES[1:]:
@@ -152,10 +156,11 @@ def _quick() -> Iterator[Settings]:
 
 
 def _cpu() -> Iterator[Settings]:
-    """Real data and the published networks, but for the flow's; hours. Fewer samples, smaller batches, fewer epochs.
+    """Real data and the published networks, except for the flow; takes hours.
 
-    A neural CDE stays at the loss of guessing for its first hundred updates, and for how long is a matter of rounding.
-    So that modes are compared where there is something to learn, and in the time that there is, they share a start.
+    There are fewer samples, smaller batches and fewer epochs than in the paper. For its first hundred updates a neural
+    CDE stays at the loss of random guessing, and rounding errors decide for how long. The modes are therefore
+    warm-started from common weights: they are compared while the model learns, and training takes less time.
     """
     start = CommonStart(Schedule(epochs=20, lr=2e-3, every=10), sizes=(2048, 128, 256))
     given = {"sizes": (640, 128, 256), "compile": True, "start": start}
@@ -169,7 +174,7 @@ def _cpu() -> Iterator[Settings]:
     yield Settings("hnn", "cpu", "pendulum", "mixed", 1e-4, 1e-4, 64, brief, sizes=(2560, 512, 512))
 
 
-#: Rows of each preset, in the first mode and with the first seed; how many seeds each experiment has.
+#: The rows of each preset, in the first mode and with the first seed, and the number of seeds of each experiment.
 PRESETS: dict[str, tuple[tuple[Settings, ...], dict[str, int]]] = {
     "quick": (tuple(_quick()), {"ncde": 3, "cnf": 2, "hnn": 1}),
     "cpu": (tuple(_cpu()), {"ncde": 2, "cnf": 1, "hnn": 1}),

@@ -1,4 +1,4 @@
-"""A number measured several times: its mean, how far the measurements are apart, and how to print it."""
+"""The mean and standard deviation of repeated measurements, and how to print them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: From where on counts are in a unit, what they are divided by, the letter for it, and decimals.
+#: Units of counts: the least count that is printed in the unit, the unit, its letter, and decimals.
 UNITS = ((1e9, 1e9, " G", 2), (1e6, 1e6, " M", 2), (1e4, 1e3, " k", 2))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean over `n` repeats and their sample standard deviation; that is `None` where there is one repeat."""
+    """The mean and sample standard deviation of `n` values. The deviation of a single value is `None`."""
 
     mean: float
     sd: float | None = None
@@ -21,7 +21,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """
+        """The mean and deviation of some values; `None` if there are none.
+
         >>> Spread.of([1.0, 2.0, 3.0])
         Spread(mean=2.0, sd=1.0, n=3)
         >>> Spread.of([]) is None
@@ -33,7 +34,8 @@ class Spread:
         return cls(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else None, len(found))
 
     def text(self, digits: int, scale: float = 1.0, unit: str = "") -> str:
-        """
+        """Mean ± deviation, multiplied by `scale`.
+
         >>> Spread(0.925, 0.005, 5).text(1, scale=100)
         '92.5 ± 0.5'
         """
@@ -41,7 +43,7 @@ class Spread:
         return f"{self.mean * scale:,.{digits}f}{sd}{unit}"
 
     def count(self) -> str:
-        """As a count: k for thousands where there are many, M for millions, G for thousands of them.
+        """As a count, with k for thousands (from 10,000), M for millions and G for billions.
 
         >>> Spread(14.36e6, 1.09e6).count(), Spread(28860.0).count(), Spread(9870.0).count(), Spread(98.25).count()
         ('14.36 ± 1.09 M', '28.86 k', '9,870', '98.2')
@@ -54,7 +56,7 @@ class Spread:
 
 
 def saving(less: Spread | None, more: Spread | None) -> float | None:
-    """By how much of `more` the mean of `less` is lower, in per cent.
+    """How much lower the mean of `less` is than that of `more`, in per cent of `more`.
 
     >>> round(saving(Spread(8.67), Spread(14.36)), 1)
     39.6
@@ -63,5 +65,5 @@ def saving(less: Spread | None, more: Spread | None) -> float | None:
 
 
 def ratio(more: Spread | None, less: Spread | None) -> float | None:
-    """How many times the mean of `less` goes into that of `more`."""
+    """The mean of `more` divided by that of `less`."""
     return None if less is None or more is None or less.mean == 0 else more.mean / less.mean

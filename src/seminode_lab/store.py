@@ -1,15 +1,15 @@
-"""One folder a run: what was asked for, what was measured, and where to go on from.
+"""Run folders. The folder of a run holds its settings, its measurements and a checkpoint to resume from.
 
-    config.json               what was asked for, and with what: settings, seed, versions, commit
-    metrics.json              every evaluation so far, in order
-    times-0010.npz            the times of evaluations and steps of the evaluation after epoch 10
-    control.npz               of the pendulum: the swing-up by the trained model; made before result.json
-    checkpoint.safetensors    everything that the run needs to go on: tensors, and the rest as JSON in its header
-    result.json               the last numbers; there when the run is complete
+    config.json               settings, seed, versions and commit
+    metrics.json              all evaluations so far, in order
+    times-0010.npz            the times of function evaluations and steps in the evaluation after epoch 10
+    control.npz               pendulum only: the swing-up by the trained model; written before result.json
+    checkpoint.safetensors    the state of the run: tensors, and the rest as JSON in the header
+    result.json               the final numbers; exists when the run is complete
 
-Every file is written beside its place and then moved there, so that a reader finds the old one or the new one, never
-half of one, whatever happens to the writer. The checkpoint is the truth about how far a run has come: evaluations that
-are later than it are forgotten when the run goes on.
+Every file is written under a temporary name and then moved into place. A reader therefore finds the old file or the new
+one, never a part of one, even if the writer is killed. The checkpoint determines how far a run has come: evaluations
+that are later than the checkpoint are discarded when the run is resumed.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ CONFIG, METRICS, RESULT, CHECKPOINT, LOCK = (
 
 
 class StoreError(Exception):
-    """A run folder cannot be read, written or had."""
+    """A run folder cannot be read, written or locked."""
 
 
 class Busy(StoreError):
-    """Another process is at this run."""
+    """Another process works on this run."""
 
 
 class Taken(StoreError):
-    """The folder holds something that must not be written over."""
+    """The folder holds a run that must not be overwritten."""
 
 
 def times_name(epoch: int) -> str:
@@ -55,12 +55,12 @@ def times_name(epoch: int) -> str:
 
 @contextlib.contextmanager
 def placing(path: Path) -> Iterator[Path]:
-    """A place to write to, which becomes `path` if nothing goes wrong and vanishes otherwise."""
+    """A temporary file, which is moved to `path` on success and removed on failure."""
     try:
         with writing(path) as temporary:
             yield temporary
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror or error}; what was there is left") from error
+        raise StoreError(f"{path}: cannot be written: {error.strerror or error}; the old file is kept") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,11 +83,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run has come to: `epoch` is the last one that is done."""
+    """The state of a run after `epoch`, its last complete epoch."""
 
     epoch: int
     tensors: Mapping[str, Tensor]
-    rest: Mapping[str, Any]  # what JSON can say: numbers, strings, lists, dicts
+    rest: Mapping[str, Any]  # JSON: numbers, strings, lists, dicts
 
     def save(self, path: Path) -> None:
         from safetensors.torch import save_file
@@ -99,16 +99,16 @@ class Checkpoint:
                 save_file(tensors, temporary, metadata=about)
             except OSError:
                 raise
-            except Exception as error:  # safetensors has its own for a full disk
+            except Exception as error:  # safetensors has its own exception for a full disk
                 raise OSError(f"{error}") from error
 
     def part(self, kind: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `kind:`, without that."""
+        """The tensors whose names start with `kind:`, under their names without this prefix."""
         return {name.removeprefix(f"{kind}:"): x for name, x in self.tensors.items() if name.startswith(f"{kind}:")}
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Without running anything that is in it: the format holds numbers only."""
+        """Read a checkpoint. This runs no code from the file: the format holds only numbers."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -120,18 +120,17 @@ class Checkpoint:
             raise StoreError(f"{path}: expected a checkpoint, found none") from None
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise StoreError(
-                f"{path}: the checkpoint is damaged ({type(error).__name__}: {error}). "
-                "Delete it, and the run starts anew."
+                f"{path}: the checkpoint is damaged ({type(error).__name__}: {error}). Delete it to restart the run."
             ) from error
 
 
 class Run:
-    """A run folder, opened to be written: nobody else can while this is open."""
+    """A run folder that is open for writing. It is locked against other processes."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], wait: bool = False):
         self.path = path
-        self.wait = wait  # for another process that is at it, rather than to give up
-        self.config = json.loads(json.dumps(dict(config)))  # as it will be read again
+        self.wait = wait  # whether to wait for another process that works on the run
+        self.config = json.loads(json.dumps(dict(config)))  # as it will be read from the file
         self._lock: Any = None
 
     def __enter__(self) -> Run:
@@ -142,7 +141,7 @@ class Run:
             self._lock = FileLock(self.path / LOCK)
             self._lock.acquire(timeout=-1 if self.wait else 0)
         except Timeout:
-            raise Busy(f"{self.path}: another process is at this run") from None
+            raise Busy(f"{self.path}: another process works on this run") from None
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         try:
@@ -161,12 +160,12 @@ class Run:
         asked, kept = self.config["settings"], found.get("settings", {})
         if asked != kept:
             names = sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name))
-            raise Taken(f"{self.path}: holds another run: {', '.join(names)} differ. Take another folder.")
+            raise Taken(f"{self.path}: holds another run: {', '.join(names)} differ. Use another folder.")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    # How far it has come.
+    # The state of the run.
 
     @property
     def done(self) -> bool:
@@ -174,11 +173,11 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether the run has been started."""
         return any((self.path / name).exists() for name in (CHECKPOINT, METRICS))
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last one, or none if the run has not come to one."""
+        """The last checkpoint; `None` if there is none yet."""
         path = self.path / CHECKPOINT
         return Checkpoint.load(path) if path.exists() else None
 
@@ -186,7 +185,7 @@ class Run:
         checkpoint.save(self.path / CHECKPOINT)
 
     def rewind(self, epoch: int) -> list[dict[str, Any]]:
-        """Forget what is later than an epoch; what is left of the evaluations."""
+        """Discard evaluations that are later than an epoch; return the others."""
         path = self.path / METRICS
         if not path.exists():
             return []
@@ -197,18 +196,18 @@ class Run:
                 name.unlink()
         return kept
 
-    # What it finds.
+    # Results.
 
     def evaluated(
         self, evaluations: Sequence[Mapping[str, Any]], times: Mapping[str, np.ndarray] | None = None
     ) -> None:
-        """All evaluations so far; of the last one also the times."""
+        """Write all evaluations so far, and the times of the last one."""
         if times is not None:
             self.keep(times_name(evaluations[-1]["epoch"]), times)
         write_json(self.path / METRICS, list(evaluations))
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Arrays by their names, in a file of their own."""
+        """Write named arrays to a file."""
         with placing(self.path / f"{name}.npz") as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -221,12 +220,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run folder, to be read."""
+    """The content of a run folder."""
 
     path: Path
     config: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
-    result: Mapping[str, Any] | None  # none if the run is not complete
+    result: Mapping[str, Any] | None  # `None` if the run is not complete
 
     @classmethod
     def load(cls, path: Path) -> Finished:
@@ -243,11 +242,11 @@ class Finished:
         return self.config["settings"]
 
     def times(self, epoch: int) -> dict[str, np.ndarray]:
-        """The times of the evaluation after an epoch; none where they were not kept."""
+        """The times of the evaluation after an epoch; empty if they were not saved."""
         return self.arrays(times_name(epoch))
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """What `Run.keep` has kept; nothing where it has not."""
+        """Arrays that `Run.keep` has written; empty if there are none."""
         path = self.path / f"{name}.npz"
         if not path.exists():
             return {}
@@ -259,7 +258,7 @@ class Finished:
 
 
 def runs(folder: Path, skip: Callable[[StoreError], None]) -> list[Finished]:
-    """All runs in a folder, by name; those that cannot be read are told to `skip` and left out."""
+    """All runs in a folder, sorted by name. `skip` is called with the error of each run that cannot be read."""
     found = []
     for config in sorted(folder.glob(f"*/{CONFIG}")):
         try:

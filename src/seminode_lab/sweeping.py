@@ -1,4 +1,4 @@
-"""Many runs, a few at a time: what is complete is skipped, what is not goes on, what dies is tried again."""
+"""Sweeps: many runs, some in parallel. Complete runs are skipped, others are resumed, and dead ones are retried."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .attempts import BUSY, DIED, DONE, FAILED, UNUSABLE
-from .engines import Engine, Running
+from .engines import Engine, RunHandle
 from .modes import MODES
 from .settings import Settings, all_runs
 from .store import RESULT, Finished, StoreError
-from .watching import Sight, Watch, last_lines
+from .watching import Sight, SweepDisplay, last_lines
 from .worker import Order
 
-#: Seconds between two looks at everything, and after which a run that another process is at is looked at again.
+#: Seconds between two checks of all processes, and until a run that another process works on is checked again.
 PAUSE, AGAIN, AGAIN_AT_MOST = 0.2, 5.0, 60.0
 
 
 def chosen(
     preset: str, experiments: Sequence[str] = (), only: Sequence[str] = (), seeds: int | None = None
 ) -> list[Settings]:
-    """The runs of a preset that are wanted, the longest first: those with the tightest tolerance, and mixed norms.
+    """The selected runs of a preset, the longest first: those with the tightest tolerances and with mixed norms.
 
-    `only` has patterns of names; one without wildcards may stand anywhere in a name.
+    `only` has patterns of names. A pattern without wildcards matches any part of a name.
     """
     found = all_runs(preset)
     if seeds is not None:
@@ -49,14 +49,14 @@ def _named(runs: Iterable[Settings], patterns: Sequence[str]) -> list[Settings]:
         fitting = [run for run in runs if fnmatchcase(run.name, wild)]
         if not fitting:
             example = f", such as {runs[0].name!r}" if runs else ""
-            raise ValueError(f"only: expected a part of a run's name{example}; nothing fits {pattern!r}")
+            raise ValueError(f"only: expected a part of a run's name{example}; nothing matches {pattern!r}")
         kept += fitting
     return list(dict.fromkeys(kept))
 
 
 @dataclass
 class Job:
-    """A run of a sweep, and what has become of it."""
+    """A run of a sweep and its state."""
 
     order: Order
     tries: int = 0
@@ -75,24 +75,24 @@ class Job:
         try:
             return Finished.load(folder).settings == self.order.settings.as_json()
         except StoreError:
-            return False  # whoever tries to make it will say what is wrong
+            return False  # the error is reported when the run is made
 
 
 @dataclass
 class Swept:
-    """What has become of the runs, by name."""
+    """The results of a sweep: the names of the runs."""
 
-    there: list[str] = field(default_factory=list)  # before
+    there: list[str] = field(default_factory=list)  # complete before the sweep
     made: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # and why
+    failed: dict[str, str] = field(default_factory=dict)  # with the reasons
 
     def __str__(self) -> str:
         total = len(self.there) + len(self.made) + len(self.failed)
-        return f"{total} runs: {len(self.made)} made, {len(self.there)} there before, {len(self.failed)} failed"
+        return f"{total} runs: {len(self.made)} made, {len(self.there)} complete before, {len(self.failed)} failed"
 
 
-class Sweep:
-    """Runs in the making."""
+class SweepRunner:
+    """Makes the runs of a sweep."""
 
     def __init__(self, orders: Sequence[Order], engine: Engine, jobs: int, retries: int = 2) -> None:
         if jobs < 1:
@@ -101,12 +101,12 @@ class Sweep:
             raise ValueError(f"retries: expected a whole number of at least 0, found {retries}")
         self._engine, self._places, self._retries = engine, jobs, retries
         self._waiting = [Job(order) for order in orders]
-        self._running: list[tuple[Job, Running]] = []
-        self._watch = Watch(len(orders))
+        self._running: list[tuple[Job, RunHandle]] = []
+        self._display = SweepDisplay(len(orders))
         self.found = Swept()
 
     def go(self) -> Swept:
-        """To the end; an interrupt stops what runs and leaves all as it is."""
+        """Make all runs. An interrupt stops the processes; their runs can be resumed."""
         try:
             self._skip()
             while self._waiting or self._running:
@@ -120,29 +120,29 @@ class Sweep:
                 running.stop()
             for _, running in self._running:
                 running.wait()
-            self._watch.close()
+            self._display.close()
         return self.found
 
     def _skip(self) -> None:
         for job in [job for job in self._waiting if job.complete()]:
             self._waiting.remove(job)
             self.found.there.append(job.name)
-            self._watch.settled()
+            self._display.settled()
         if self.found.there:
-            self._watch.event(f"there: {len(self.found.there)} runs are complete")
+            self._display.event(f"complete: {len(self.found.there)} runs")
 
     def _start(self) -> None:
         now = time.monotonic()
         due = [job for job in self._waiting if job.not_before <= now]
         for job in due[: self._places - len(self._running)]:
             self._waiting.remove(job)
-            if job.complete():  # another sweep has been at it
+            if job.complete():  # another sweep has made it
                 self.found.there.append(job.name)
-                self._settle(f"there: {job.name}")
+                self._settle(f"complete: {job.name}")
                 continue
             job.since = now
             if not job.not_before:
-                self._watch.event(f"starts: {job.name}" + (f", try {job.tries + 1}" if job.tries else ""))
+                self._display.event(f"started: {job.name}" + (f", attempt {job.tries + 1}" if job.tries else ""))
             self._running.append((job, self._engine.start(job.order)))
 
     def _look(self) -> None:
@@ -158,7 +158,7 @@ class Sweep:
             self._settle(f"done: {job.name} in {time.monotonic() - job.since:.0f} s")
         elif status == BUSY:
             if not job.not_before:
-                self._watch.event(f"waits: {job.name}, another process is at it")
+                self._display.event(f"waiting: {job.name}, another process works on it")
             job.not_before, job.pause = time.monotonic() + job.pause, min(2 * job.pause, AGAIN_AT_MOST)
             self._waiting.append(job)
         elif status in (FAILED, UNUSABLE):  # it would fail again
@@ -168,7 +168,7 @@ class Sweep:
             if job.tries > self._retries:
                 self._failed(job, f"{_death(status)}, {job.tries} times")
             else:
-                self._watch.event(f"died: {job.name}, {_death(status)}; it is tried again")
+                self._display.event(f"died: {job.name}, {_death(status)}; it is retried")
                 self._waiting.insert(0, job)
 
     def _failed(self, job: Job, reason: str) -> None:
@@ -176,13 +176,13 @@ class Sweep:
         self._settle(f"failed: {job.name}: {reason}")
 
     def _settle(self, text: str) -> None:
-        self._watch.event(text)
-        self._watch.settled()
+        self._display.event(text)
+        self._display.settled()
 
     def _show(self) -> None:
         now = time.monotonic()
         sights = [Sight(job.name, now - job.since, job.order.log) for job, _ in self._running]
-        self._watch.tick(sights, len(self._waiting), len(self.found.failed))
+        self._display.tick(sights, len(self._waiting), len(self.found.failed))
 
 
 def _death(status: int) -> str:
@@ -193,7 +193,7 @@ def _death(status: int) -> str:
 
 
 def failures(found: Swept, out: Path, count: int = 5) -> list[str]:
-    """Lines on what failed: why, and how its log ends."""
+    """Lines about failed runs: the reasons and the ends of their logs."""
     told = []
     for name, reason in found.failed.items():
         log = out / "logs" / f"{name}.log"

@@ -1,6 +1,7 @@
-"""The paper's tables out of run folders, in four columns of truth.
+"""The tables of the paper, made from run folders.
 
-As published; published-compatible, with the paper's way to count and its slip; correct; and seminode's best.
+Each number is given as published; published-compatible, counted as in the paper and with the error of its code;
+correct; and as seminode's best.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from . import measures, published
 from .grid import Column, Table
-from .measures import Gathered, Problem, Quantity, gather, tested
+from .measures import Gathered, ProblemRuns, Quantity, gather, tested
 from .reductions import reductions
 from .spread import Spread, ratio, saving
 from .store import Finished
@@ -20,7 +21,7 @@ __all__ = ["Table", "ncde", "cnf", "hnn", "rejections", "savings", "all_tables",
 
 
 class Truth(NamedTuple):
-    """A column: what stands above it, which norm it is called by, and where the column to compare it with is."""
+    """A column: the name of its group, its own name, and the index of the column that it is compared with."""
 
     group: str
     name: str
@@ -42,7 +43,7 @@ Cells = list[Spread | None]
 
 @dataclass(frozen=True)
 class Line:
-    """A quantity, one number a column: the paper's, and those of runs counted in its way and in truth."""
+    """A quantity with one number per column: of the paper, of runs counted as in the paper, and counted correctly."""
 
     label: str
     paper: Callable[[published.Norm], Spread | None]
@@ -50,7 +51,7 @@ class Line:
     true: Quantity
     show: Callable[[Spread], str] = Spread.count
 
-    def cells(self, problem: Problem) -> Cells:
+    def cells(self, problem: ProblemRuns) -> Cells:
         row = problem.published
         said: Cells = [None, None] if row is None else [self.paper(row.mixed), self.paper(row.seminorm)]
         counted = [problem.spread(mode, self.compatible) for mode in ("mixed", problem.compatible)]
@@ -65,13 +66,13 @@ def _nothing(norm: published.Norm) -> None:
 
 
 def _relative(cells: Cells, compare: Callable[[Spread | None, Spread | None], float | None], show: str) -> list[str]:
-    """Every column against the mixed norm of its own kind, which itself stays empty."""
+    """Every column compared with the mixed norm of its group. The columns of mixed norms stay empty."""
     found = [compare(cell, cells[truth.base]) for cell, truth in zip(cells, TRUTHS, strict=True)]
     bases = {truth.base for truth in TRUTHS}
     return ["" if x is None or i in bases else show.format(x) for i, x in enumerate(found)]
 
 
-def _repeats(problem: Problem) -> list[str]:
+def _repeats(problem: ProblemRuns) -> list[str]:
     row = problem.published
     said = ["", ""] if row is None else [str(row.mixed.nfe.n), str(row.seminorm.nfe.n)]
     modes = ("mixed", problem.compatible, "mixed", "seminorm", "best")
@@ -88,29 +89,29 @@ SECONDS = Line(
     measures.seconds,
     lambda spread: spread.text(1 if spread.mean < 100 else 0),
 )
-DRIFTED = Line("solves that drifted", _nothing, measures.drifted, measures.drifted)
+DRIFTED = Line("drifted backward solves", _nothing, measures.drifted, measures.drifted)
 REJECTED = Line("rejected steps", lambda norm: norm.rejected, tested("published_rejected"), tested("backward_rejected"))
 ACCEPTED = Line("accepted steps", lambda norm: norm.accepted, tested("published_accepted"), tested("backward_accepted"))
 
 
-def _per_batch(problem: Problem) -> Line:
+def _per_batch(problem: ProblemRuns) -> Line:
     row = problem.published
     each = 1.0 if row is None else 1.0 / row.updates
 
     def paper(norm: published.Norm) -> Spread:
         return Spread(norm.nfe.mean * each, (norm.nfe.sd or 0.0) * each, norm.nfe.n)
 
-    return Line("backward NFE a batch", paper, measures.published_per_batch, measures.true_per_batch)
+    return Line("backward NFE per batch", paper, measures.published_per_batch, measures.true_per_batch)
 
 
-def _heading(problem: Problem) -> str:
+def _heading(problem: ProblemRuns) -> str:
     row = problem.published
     if row is None:
         return f"{problem.title} (not in the paper)"
-    return problem.title if row.name == problem.row else f"{problem.title} – beside the paper's {row.title}"
+    return problem.title if row.name == problem.row else f"{problem.title} – compared with the paper's {row.title}"
 
 
-def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
+def _training_rows(problem: ProblemRuns) -> list[tuple[str, ...]]:
     quality = problem.quality
     judged = Line(quality.name, lambda norm: norm.quality, quality, quality, lambda spread: spread.text(quality.digits))
     evaluations, spent = NFE.cells(problem), SECONDS.cells(problem)
@@ -119,14 +120,14 @@ def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
         [judged.label, *judged.texts(judged.cells(problem))],
         [NFE.label, *NFE.texts(evaluations)],
         [per_batch.label, *per_batch.texts(per_batch.cells(problem))],
-        ["saved against mixed (%)", *_relative(evaluations, saving, "{:.1f}")],
+        ["saved compared with mixed (%)", *_relative(evaluations, saving, "{:.1f}")],
         [FORWARD.label, *FORWARD.texts(FORWARD.cells(problem))],
         [SECONDS.label, *SECONDS.texts(spent)],
-        ["times as fast as mixed", *_relative(spent, lambda less, more: ratio(more, less), "{:.2f}")],
+        ["speed-up over mixed", *_relative(spent, lambda less, more: ratio(more, less), "{:.2f}")],
         ["runs", *_repeats(problem)],
     ]
     memory = MEMORY.cells(problem)
-    if any(memory):  # nobody measured it where runs shared a process
+    if any(memory):  # it is not measured if runs share a process
         found.insert(-1, [MEMORY.label, *MEMORY.texts(memory)])
     drifted = DRIFTED.cells(problem)
     if any(cell is not None and cell.mean for cell in drifted):
@@ -134,7 +135,7 @@ def _training_rows(problem: Problem) -> list[tuple[str, ...]]:
     return [(_heading(problem),), *(tuple(row) for row in found)]
 
 
-def _rejection_rows(problem: Problem) -> list[tuple[str, ...]]:
+def _rejection_rows(problem: ProblemRuns) -> list[tuple[str, ...]]:
     row = problem.published
     rejected, accepted = REJECTED.cells(problem), ACCEPTED.cells(problem)
     said = [None, None] if row is None else [row.mixed.proportion, row.seminorm.proportion]
@@ -149,7 +150,7 @@ def _rejection_rows(problem: Problem) -> list[tuple[str, ...]]:
 
 
 def proportion(rejected: Spread | None, accepted: Spread | None) -> float | None:
-    """Of rejected among all steps, of the means, in per cent; none where there are no steps."""
+    """Rejected steps among all steps, from the means, in per cent; `None` if there are no steps."""
     if rejected is None or accepted is None or rejected.mean + accepted.mean == 0:
         return None
     return 100 * rejected.mean / (rejected.mean + accepted.mean)
@@ -158,23 +159,24 @@ def proportion(rejected: Spread | None, accepted: Spread | None) -> float | None
 # Notes.
 
 COUNTS = (
-    "Mean ± sample standard deviation over seeds; k and M are thousands and millions. NFE: evaluations of the field, "
-    "one together with its vector–Jacobian product; that alone, where the evaluation was kept, counts as one too. "
-    "Seconds are the processor's, where training was on one."
+    "Mean ± sample standard deviation over seeds; k and M are thousands and millions. NFE is the number of function "
+    "evaluations. An evaluation of the field with its vector–Jacobian product counts as one; so does a vector–Jacobian "
+    "product alone if the evaluation was stored. Seconds are processor time if the model was trained on a CPU."
 )
 STEPS = (
-    "Backward steps on one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
-    "of a step. Correct and best: what the solver did; best goes back over the accepted steps of the forward pass."
+    "Backward steps in one pass over the test set. Published-compatible: every sixth evaluation is taken for the end "
+    "of a step. Correct and best: the steps that the solver took. The backward pass of best goes over the accepted "
+    "steps of the forward pass."
 )
-DRIFT = "A solve has drifted if the state that it recovers on the way back is not where the forward solve began."
+DRIFT = "A backward solve has drifted if the initial state that it reconstructs differs from that of the forward solve."
 PENDULUM = (
-    "The published-compatible seminorm slices the adjoint state as the paper's code did, at eight times its size; the "
-    "correct one leaves out just the parameters."
+    "The published-compatible seminorm slices the adjoint state as the paper's code does, with eight times the correct "
+    "size. The correct seminorm leaves out exactly the parameters."
 )
 
 
-def _schedules(problems: Sequence[Problem]) -> str:
-    """How the paper's count was made of these runs."""
+def _schedules(problems: Sequence[ProblemRuns]) -> str:
+    """How the paper's count was computed for these runs."""
     found = {
         (run.settings["schedule"]["every"], len(run.metrics), measures.result(run)["epochs"])
         for problem in problems
@@ -182,14 +184,14 @@ def _schedules(problems: Sequence[Problem]) -> str:
         if measures.extrapolated(run)
     }
     if not found:
-        return "Published-compatible, correct and best NFE are sums over all training steps, as the paper words it."
+        return "Published-compatible, correct and best NFE are sums over all training steps, as the paper describes it."
     said = [
-        f"{every} × the {passes} passes {_when(every)}: {every * passes} epochs, where there were {epochs}"
+        f"{every} × the {passes} passes {_when(every)}: {every * passes} epochs instead of {epochs}"
         for every, passes, epochs in sorted(found)
     ]
     return (
-        "Published-compatible NFE are extrapolated from evaluation passes over the training set, as the paper does "
-        f"({'; '.join(said)}). Correct and best are sums over all training steps."
+        "Published-compatible NFE are extrapolated from evaluation passes over the training set, as in the paper "
+        f"({'; '.join(said)}). Correct and best NFE are sums over all training steps."
     )
 
 
@@ -203,12 +205,12 @@ def _nth(n: int) -> str:
 
 
 def _left_out(gathered: Gathered, experiment: str | None) -> list[str]:
-    """Runs are named after their experiments, whatever is wrong with them."""
+    """A note on runs that were left out. Their names start with the experiment."""
     own = [f"{name} ({why})" for name, why in gathered.left_out.items() if name.startswith(experiment or "")]
     return [f"Left out: {', '.join(own)}."] if own else []
 
 
-def _differing(problems: Sequence[Problem]) -> list[str]:
+def _differing(problems: Sequence[ProblemRuns]) -> list[str]:
     return [
         f"Runs of {problem.row} differ in more than mode and seed: {', '.join(problem.differences)}."
         for problem in problems
@@ -237,7 +239,7 @@ def ncde(runs: Sequence[Finished]) -> Table:
 
 def cnf(runs: Sequence[Finished]) -> Table:
     """Bits per dimension and cost of the flows, by data and size."""
-    note = "How the paper counted the evaluations of its flows is not known: no code was released."
+    note = "It is not known how the paper counted the evaluations of its flows, because no code was released."
     return _training("cnf", "Continuous normalising flows: bits/dim and cost", runs, [note])
 
 
@@ -247,7 +249,7 @@ def hnn(runs: Sequence[Finished]) -> Table:
 
 
 def rejections(runs: Sequence[Finished]) -> Table:
-    """Steps of a pass over the test set, as the paper's counter finds them and as they were."""
+    """Steps of a pass over the test set, as the paper counts them and as they were."""
     gathered = gather(runs)
     rows = [row for problem in gathered.problems for row in _rejection_rows(problem)]
     notes = [STEPS, *_left_out(gathered, None), *_differing(gathered.problems)]
@@ -255,19 +257,19 @@ def rejections(runs: Sequence[Finished]) -> Table:
 
 
 def savings(runs: Sequence[Finished]) -> Table:
-    """Backward evaluations saved against the mixed norm, and what that is in time: a line a row of the tables."""
-    names = ("", "as published", "published-compatible", "correct", "best", "best: times as fast")
+    """Backward evaluations saved compared with the mixed norm, and the speed-up; one line per row of the tables."""
+    names = ("", "as published", "published-compatible", "correct", "best", "best: speed-up")
     columns = tuple(map(Column, names))
     rows = []
     for problem in gather(runs).problems:
         cells = _relative(NFE.cells(problem), saving, "{:.1f} %")
         spent = _relative(SECONDS.cells(problem), lambda less, more: ratio(more, less), "{:.2f}")
         rows.append((problem.full_title, cells[1], cells[3], cells[5], cells[6], spent[6]))
-    return Table("savings", "Backward evaluations saved against the mixed norm", columns, tuple(rows))
+    return Table("savings", "Backward evaluations saved, compared with the mixed norm", columns, tuple(rows))
 
 
 def all_tables(runs: Sequence[Finished]) -> list[Table]:
-    """Those of the experiments that have complete runs, and the steps of all of them.
+    """The tables of all experiments that have complete runs, and the table of steps.
 
     Raises:
         ValueError: if no run is complete.

@@ -1,4 +1,4 @@
-"""The three experiments as tasks to train: a neural CDE, a flow of images, and a Symplectic ODE-Net."""
+"""The tasks of the three experiments: a neural CDE, a flow on images, and a Symplectic ODE-Net."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .data import SeriesSet
 from .models import pendulum
 from .training import Outcome, Task, Trial
 
-#: How far the cosines of a pendulum that stands may be from -1 and 1.
+#: A pendulum is upright if its cosines differ from -1 and 1 by at most this.
 UPRIGHT = 0.01
 
 Solving = TypeVar("Solving", bound=SolvingModule)
@@ -26,7 +26,7 @@ Samples = TypeVar("Samples", SeriesSet, Tensor)
 
 
 class ModelTask(Task[Solving], Generic[Solving, Samples]):
-    """A task whose model counts its own solves, over data by split."""
+    """A task with data for each split, whose model records the statistics of its solves."""
 
     def __init__(self, model: Solving, data: Mapping[str, Samples], batch: int, device: torch.device | str = "cpu"):
         self.model = model.to(device)
@@ -38,7 +38,7 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
         return len(self.data[split])
 
     def batches(self, split: str, shuffle: bool) -> Iterator[tuple[str, Tensor]]:
-        """The split and the indices of the samples of every batch; the last one may be smaller."""
+        """The split and the indices of the samples, for every batch. The last batch may be smaller."""
         count = self.samples(split)
         order = torch.randperm(count) if shuffle else torch.arange(count)
         return ((split, rows) for rows in order.split(self.batch))
@@ -52,32 +52,32 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
         return Outcome(loss, len(batch[1]), self.model.stats, self.model.records, right)
 
     def prepare(self) -> None:
-        """Compile what training needs: a pass over the first samples, whose gradient is thrown away."""
+        """Compile the model with a pass over the first samples, whose gradient is discarded."""
         if self.model.options.get("compile"):
             self.outcome(("train", torch.arange(min(self.batch, self.samples("train")))), False).loss.backward()
             self.model.zero_grad()
 
     @abstractmethod
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
-        """Of a batch, and how many of its samples are right."""
+        """The loss of a batch and the number of correctly classified samples."""
 
 
 class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
-    """Tell series apart by the last value of a neural CDE: mean cross-entropy."""
+    """Classify series by the final value of a neural CDE. The loss is the mean cross-entropy."""
 
     accuracy = True
 
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         data = self.data[split]
         x, labels, lengths = data.x[rows].to(self.device), data.labels[rows].to(self.device), data.lengths[rows]
-        # Series of one length need no mask, and the published ones are all of one.
+        # Series of equal length, such as those of the paper, need no mask.
         same = bool((lengths == x.shape[1]).all())
         logits = self.model(x, lengths=None if same else lengths.to(self.device))
         return functional.cross_entropy(logits, labels), int((logits.argmax(1) == labels).sum())
 
 
 class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
-    """Bits per dimension of images, whose noise is drawn anew in every pass."""
+    """Model images with a flow. The loss is in bits per dimension, with new noise in every pass."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
         device: torch.device | str = "cpu",
     ):
         super().__init__(model, data, batch, device)
-        self.flips = flips  # whether training images are turned left to right by chance
+        self.flips = flips  # whether training images are flipped horizontally at random
 
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         pixels = self.data[split][rows]
@@ -99,7 +99,7 @@ class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
 
 
 class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
-    """Predict windows of eight points from their first: mean squared error over all channels and times."""
+    """Predict windows of eight points from the first. The loss is the mean squared error over channels and times."""
 
     def __init__(
         self,
@@ -119,17 +119,17 @@ class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
         return functional.mse_loss(found, windows.transpose(0, 1)), 0
 
     def trial(self) -> Trial:
-        """The swing-up of the true pendulum, with the published gains and with a brake in proportion to the mass.
+        """Swing up the true pendulum, with the published gains and with damping proportional to the learned mass.
 
-        The published gains are not safe: mass, potential and actuation are known up to a common factor only, and with
-        it changes how much a brake of 1 brakes.
+        The published gains are not robust: mass, potential and actuation are determined only up to a common factor, and
+        the effect of a damping gain of 1 depends on that factor.
         """
         controllers = {"published": self.model.control, "braked": partial(self.model.control, damping=self.brake())}
         arrays, numbers = {}, {}
         for name, controller in controllers.items():
             try:
                 run = pendulum.simulate(lambda x, to=controller: to(x.to(self.device)))
-            except ValueError:  # torques that are no numbers
+            except ValueError:  # torques that are not finite
                 numbers[name] = None
                 continue
             off = (run.states[:, :2].cos() - torch.tensor([-1.0, 1.0])).abs()
@@ -146,6 +146,6 @@ class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
 
     @torch.no_grad()
     def brake(self) -> float:
-        """M₁₁ of the hanging pendulum, as learned."""
+        """The learned M₁₁ of the hanging pendulum, which is used as damping gain."""
         hanging = torch.tensor([1.0, 1.0, 0.0, 0.0], device=self.device)
         return float(torch.linalg.inv(self.model.field.inverse_mass_matrix(hanging))[0, 0])

@@ -1,7 +1,7 @@
-"""The training loop of the experiments: the paper's schedule, evaluations that are counted, and runs that go on.
+"""The training loop of the experiments, with the schedule of the paper. It counts evaluations and can be resumed.
 
-Every epoch starts from a seed of its own, and everything else that the next one depends on is in the checkpoint. So a
-run that is taken up again makes the very same numbers as one that was never stopped.
+Every epoch starts from its own seed, and the checkpoint contains everything else that the next epoch depends on. A
+resumed run therefore produces exactly the same numbers as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from torch import Tensor, nn
 import seminode as sn
 
 from .counting import Strided, evaluations, strided
-from .progress import Progress, Start
+from .progress import Start, TrainingCallbacks
 from .store import Checkpoint, Run
 
 SPLITS = ("train", "validation", "test")
-#: What is summed over all updates.
+#: Quantities that are summed over all updates.
 TOTALS = ("forward_nfe", "backward_nfe", "backward_rejected", "backward_accepted", "drifted")
 
 
 class TrainingFailed(Exception):
-    """Training cannot go on, and why."""
+    """Training cannot continue. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long, how fast, and how often to look."""
+    """The length of training, the optimiser and its learning rate, and when to evaluate the model."""
 
     epochs: int
     lr: float
     weight_decay: float = 0.01
     every: int = 10  # epochs from one evaluation to the next
-    factor: float = 0.1  # of the learning rate, where the training loss has not improved …
-    patience: int = 2  # … in so many evaluations
-    give_up: int = 100  # epochs after the best one
-    warm_up: int = 0  # iterations in which the learning rate rises
-    selects: bool = True  # whether the training loss is looked at: for the learning rate, and to keep the best weights
+    factor: float = 0.1  # by which the learning rate is multiplied if the training loss has not improved …
+    patience: int = 2  # … in this number of evaluations
+    give_up: int = 100  # training stops this number of epochs after the best one
+    warm_up: int = 0  # iterations in which the learning rate increases
+    selects: bool = True  # whether the training loss determines the learning rate and the best weights
     optimiser: str = "AdamW"
 
     def evaluates(self, epoch: int) -> bool:
@@ -55,8 +55,8 @@ class Schedule:
 
 
 @dataclass
-class Pass:
-    """What was seen on one pass over some data, batch by batch."""
+class DataPass:
+    """Measurements from one pass over a split, per batch."""
 
     losses: list[float] = field(default_factory=list)
     right: int = 0
@@ -65,11 +65,11 @@ class Pass:
     stats: list[sn.Stats] = field(default_factory=list)
     records: list[sn.Record] = field(default_factory=list)
     seconds: float = 0.0
-    drifted: int = 0  # solves that did not find back to where they began
+    drifted: int = 0  # backward solves that did not reconstruct the initial state
 
     @property
     def loss(self) -> float:
-        """The mean over samples."""
+        """The mean loss over samples."""
         return sum(x * n for x, n in zip(self.losses, self.sizes, strict=True)) / max(1, self.samples)
 
     def numbers(self) -> dict[str, Any]:
@@ -87,11 +87,11 @@ class Pass:
         return found
 
     def _strided(self) -> list[Strided]:
-        """Steps of every backward pass as the paper counts them."""
+        """The steps of every backward pass, as the paper counts them."""
         return [strided(record.backward.evaluations) for record in self.records if record.backward is not None]
 
     def times(self) -> dict[str, np.ndarray]:
-        """Where the field was evaluated on the way back and where steps ended, all batches together."""
+        """The times of evaluations and of ends of steps in the backward passes of all batches."""
         back = [record.backward for record in self.records if record.backward is not None]
         counted = self._strided()
         lists = {
@@ -106,7 +106,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A batch's loss, what its solves cost, and how many of its samples are right, where that means something."""
+    """The loss of a batch, the statistics of its solves, and the number of correct samples, for classification."""
 
     loss: Tensor
     samples: int
@@ -117,7 +117,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trained model put to use: what came of it, and the arrays that show it."""
+    """An application of a trained model: its numbers and arrays."""
 
     name: str
     numbers: Mapping[str, Any]
@@ -128,41 +128,43 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Task(ABC, Generic[Model]):
-    """What is trained: a model, batches, and the loss of one."""
+    """What is trained: a model, its batches and its loss."""
 
     model: Model
-    accuracy: bool = False  # whether samples can be right
+    accuracy: bool = False  # whether it is a classification
 
     @abstractmethod
     def batches(self, split: str, shuffle: bool) -> Iterable[Any]:
-        """Of a split; shuffled by PyTorch's generator."""
+        """The batches of a split, if required shuffled by PyTorch's global generator."""
 
     @abstractmethod
     def outcome(self, batch: Any, record: bool) -> Outcome: ...
 
     def count(self, split: str) -> int | None:
-        """Batches of a split, where that is known beforehand."""
+        """The number of batches of a split; `None` if it is not known in advance."""
         return None
 
     def prepare(self) -> None:
-        """What is done once in a process, such as to compile: it is timed apart from training."""
+        """Work that is done once per process, such as compiling. It is timed separately from training."""
 
     def trial(self) -> Trial | None:
-        """What the trained model can do beside its loss, if there is something."""
+        """An application of the trained model, if there is one."""
         return None
 
 
 def seed_of(seed: int, epoch: int) -> int:
-    """Of an epoch; other epochs and seeds have others."""
+    """The seed of an epoch, which differs from those of other epochs and seeds."""
     return (seed * 1_000_003 + epoch) % 2**63
 
 
 class Training:
     """A run in progress."""
 
-    def __init__(self, run: Run, task: Task[Any], schedule: Schedule, seed: int, progress: Progress | None = None):
+    def __init__(
+        self, run: Run, task: Task[Any], schedule: Schedule, seed: int, progress: TrainingCallbacks | None = None
+    ):
         self.run, self.task, self.schedule, self.seed = run, task, schedule, seed
-        self.progress = progress or Progress()
+        self.progress = progress or TrainingCallbacks()
         kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[schedule.optimiser]
         self.optimiser = kind(task.model.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -181,7 +183,7 @@ class Training:
     def _weights(self) -> dict[str, Tensor]:
         return {name: x.detach().clone() for name, x in self.task.model.state_dict().items()}
 
-    # Going on.
+    # Checkpoints.
 
     def checkpoint(self) -> Checkpoint:
         optimiser = self.optimiser.state_dict()
@@ -202,7 +204,7 @@ class Training:
         return Checkpoint(self.next_epoch - 1, tensors, rest)
 
     def resume(self) -> bool:
-        """From the run's checkpoint, if there is one."""
+        """Restore the state from the run's checkpoint; return whether there is one."""
         found = self.run.checkpoint()
         if found is None:
             self.run.rewind(-1)
@@ -226,7 +228,7 @@ class Training:
     # Training.
 
     def train(self) -> dict[str, Any]:
-        """To the end; the result, which is also written."""
+        """Train to the end; write and return the result."""
         batches = self.task.count("train")
         self.progress.begin(Start(self.schedule.epochs, batches, self.next_epoch, self.iterations))
         begin = time.perf_counter()
@@ -238,7 +240,7 @@ class Training:
         return self.finish()
 
     def epoch(self) -> None:
-        """One epoch, and what follows it."""
+        """Train for one epoch, evaluate the model if it is due, and save a checkpoint."""
         epoch, begin, worked = self.next_epoch, time.perf_counter(), time.process_time()
         torch.manual_seed(seed_of(self.seed, epoch))
         self.task.model.train()
@@ -269,7 +271,7 @@ class Training:
         outcome.loss.backward()
         size = gradient_size(self.task.model)
         if not math.isfinite(size):
-            raise TrainingFailed(f"the gradient is not finite at {where}, though the loss, {loss:.3g}, is")
+            raise TrainingFailed(f"the gradient is not finite at {where}, although the loss is finite ({loss:.3g})")
         self.optimiser.step()
         self.iterations += 1
         for stats in outcome.stats:
@@ -283,9 +285,9 @@ class Training:
 
     # Evaluation.
 
-    def look(self, split: str, record: bool) -> Pass:
-        """A pass over a split with a backward pass, whose gradients are thrown away: its evaluations are counted."""
-        found, begin = Pass(), time.perf_counter()
+    def look(self, split: str, record: bool) -> DataPass:
+        """Evaluate the model on a split, with backward passes to count their evaluations; gradients are discarded."""
+        found, begin = DataPass(), time.perf_counter()
         self.task.model.eval()
         for i, batch in enumerate(self.task.batches(split, shuffle=True)):
             with drifts() as seen:
@@ -304,7 +306,7 @@ class Training:
         self.task.model.train()
         return found
 
-    def numbers(self, found: Pass) -> dict[str, Any]:
+    def numbers(self, found: DataPass) -> dict[str, Any]:
         accuracy = {"accuracy": found.right / max(1, found.samples)} if self.task.accuracy else {}
         return found.numbers() | accuracy
 
@@ -332,7 +334,7 @@ class Training:
         self.stopped = epoch > self.best_epoch + self.schedule.give_up
 
     def finish(self) -> dict[str, Any]:
-        """The best weights, or the last ones where none are selected, on all splits that are looked at and the test."""
+        """Evaluate the best weights, or the last ones if none are selected, and write the result."""
         if self.schedule.selects:
             self.task.model.load_state_dict(self.best)
         torch.manual_seed(seed_of(self.seed, self.schedule.epochs))
@@ -351,7 +353,7 @@ class Training:
 
 @contextlib.contextmanager
 def drifts() -> Iterator[list[str]]:
-    """Collects what `DriftWarning` tells: the published adjoint drifts in many batches, so they are counted."""
+    """Collect the messages of `DriftWarning`, to count them: the published adjoint drifts in many batches."""
     found: list[str] = []
     with warnings.catch_warnings():
         shown = warnings.showwarning
@@ -373,7 +375,7 @@ def gradient_size(model: nn.Module) -> float:
 
 
 def peak_memory() -> int | None:
-    """Bytes that this process has had at most, where the system tells."""
+    """The peak memory of this process in bytes; `None` if the system does not report it."""
     try:
         import resource
     except ImportError:  # not on Windows

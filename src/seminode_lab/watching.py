@@ -1,4 +1,4 @@
-"""What a sweep shows: a table that is drawn anew on a terminal, and elsewhere a line an event."""
+"""The display of a sweep: a table that is updated on a terminal, and one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-#: Lines of a table at most, and how many bytes of a log are read for its last lines.
+#: The largest number of lines in the table; the number of bytes that are read from the end of a log.
 LINES, TAIL = 20, 8192
 
 
 class Sight(NamedTuple):
-    """A run in the making."""
+    """A run that is being made."""
 
     name: str
     seconds: float
@@ -23,7 +23,7 @@ class Sight(NamedTuple):
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Of a file that may be written at the moment; none if there is none."""
+    """The last lines of a file, which may be being written; none if there is no such file."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
@@ -35,7 +35,8 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Seconds as minutes and hours.
+
     >>> clock(59.6), clock(3725)
     ('1:00', '1:02:05')
     """
@@ -44,7 +45,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class Watch:
+class SweepDisplay:
     """The progress of a sweep."""
 
     def __init__(self, total: int) -> None:
@@ -53,18 +54,18 @@ class Watch:
         self._lines: list[tqdm] = []
 
     def event(self, text: str) -> None:
-        """Something that stays to be read."""
+        """Print a line that stays on the screen."""
         if self._live:
             self._bar.write(text, file=sys.stderr)
         else:
             print(text, flush=True)
 
     def settled(self) -> None:
-        """One run less to wait for."""
+        """Count one run as finished."""
         self._bar.update()
 
     def tick(self, running: Sequence[Sight], waiting: int, failed: int) -> None:
-        """How things stand."""
+        """Update the table."""
         if not self._live:
             return
         told = f"{len(running)} running, {waiting} waiting" + (f", {failed} failed" if failed else "")

@@ -1,6 +1,7 @@
-"""A process that makes one run. Its order comes on standard input; when that is closed, the sweep is gone, and it goes.
+"""A process that makes one run of a sweep.
 
-What it says goes to a log. It may be killed at any moment: run folders are written so that nothing is lost by that.
+It reads its order from standard input and exits when that is closed, because the sweep has then ended. Its output goes
+to a log. It may be killed at any moment: a run folder is always in a state from which the run can be resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Order:
-    """A run to be made, where, and by how many threads."""
+    """A run to make: its settings, its folder, the folder with data, and the number of threads."""
 
     settings: Settings
     out: Path
@@ -32,7 +33,7 @@ class Order:
         return self.out / "logs" / f"{self.settings.name}.log"
 
     def written(self) -> str:
-        """In one line."""
+        """As one line of JSON."""
         given = {"settings": self.settings.as_json(), "out": str(self.out), "threads": self.threads}
         given |= {"root": None if self.root is None else str(self.root), "tensorboard": self.tensorboard}
         return json.dumps(given)
@@ -45,14 +46,14 @@ class Order:
         return cls(settings, Path(given["out"]), root, given["threads"], given["tensorboard"])
 
 
-def _leave_with_the_other_end() -> None:
+def _exit_when_the_sweep_ends() -> None:
     while os.read(0, 1):
         pass
     os._exit(STOPPED)
 
 
 def work(order: Order) -> int:
-    """Make the run, from where it has come to; the status."""
+    """Make the run, or resume it; return the exit status."""
     import torch
 
     torch.set_num_threads(order.threads)
@@ -71,7 +72,7 @@ def work(order: Order) -> int:
 
 def main() -> int:
     order = Order.read(sys.stdin.readline())
-    threading.Thread(target=_leave_with_the_other_end, daemon=True).start()
+    threading.Thread(target=_exit_when_the_sweep_ends, daemon=True).start()
     return work(order)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from tiny_runs import ONE, TWO, tiny
 import seminode as sn
 from seminode_lab import running
 from seminode_lab.attempts import summary
-from seminode_lab.display import LOGS, Meter, showing, together
-from seminode_lab.progress import Progress
+from seminode_lab.display import LOGS, Lines, Meter, showing, together
+from seminode_lab.progress import TrainingCallbacks
 from seminode_lab.store import Finished
 from seminode_lab.training import Training
 
@@ -50,7 +52,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert settings.name in last
     assert "4/4" in last
     assert re.search(r"loss \d\.\d+, NFE \d+\+\d+, \d+\+\d+ % rejected", last)
-    assert "looking at" in screen.getvalue()
+    assert "evaluating" in screen.getvalue()
 
 
 def test_a_log_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,12 +62,43 @@ def test_a_log_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().err.splitlines()
     metrics = Finished.load(tmp_path / settings.name).metrics
     assert [line.split(":")[0] for line in lines] == [
+        settings.name,
         "epoch 1, evaluated",
         "epoch 1 of 2",
         "epoch 2, evaluated",
         "epoch 2 of 2",
     ]
-    assert f"train {metrics[1]['train']['loss']:.4g} (" in lines[2]
+    assert f"train {metrics[1]['train']['loss']:.4g} (" in lines[3]
+
+
+def test_long_work_is_reported_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every phase: loading, training and evaluating."""
+    settings, task_of, look = tiny(), running.task_of, Training.look
+
+    def slow_task(*given: Any) -> Any:
+        time.sleep(0.4)
+        return task_of(*given)
+
+    def slow_look(self: Training, split: str, record: bool) -> Any:
+        time.sleep(0.4)
+        return look(self, split, record)
+
+    monkeypatch.setattr(running, "task_of", slow_task)
+    monkeypatch.setattr(Training, "look", slow_look)
+    monkeypatch.setattr("seminode_lab.display.Lines", partial(Lines, silence=0.2))
+    with showing(tmp_path / settings.name, "lines", tensorboard=False) as progress:
+        running.run(settings, tmp_path, progress=progress)
+    told = capsys.readouterr().err
+    for work in (
+        r"loading the data and building the model, \d+ s so far",
+        r"epoch 1 of 1, batch 2 of 2: loss \S+, NFE \d+\+\d+, \d+\+\d+ % rejected, \d+ s so far",
+        r"evaluating the train set, batch 2, \d+ s so far",
+    ):
+        assert re.search(work, told), told
+    time.sleep(0.4)
+    assert capsys.readouterr().err == ""  # nothing comes after the end
 
 
 def test_where_nothing_is_selected_the_training_set_is_not_looked_at(
@@ -83,7 +116,7 @@ def test_nothing_is_shown_unless_it_is_wanted_and_there_is_something_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = tiny()
-    with showing(tmp_path / settings.name, shown=False, tensorboard=False) as progress:
+    with showing(tmp_path / settings.name, display="nothing", tensorboard=False) as progress:
         running.run(settings, tmp_path, progress=progress)
     assert capsys.readouterr().err == ""
     with showing(tmp_path / settings.name) as progress:  # now it is complete
@@ -104,8 +137,8 @@ def test_tensorboard_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     settings = tiny(schedule=TWO)
     seen: list[tuple[int, Any]] = []
-    with showing(tmp_path / settings.name, shown=False) as progress:
-        noted = Progress(batch=lambda epoch, i, loss, stats: seen.append((2 * epoch + i, pytest.approx(loss))))
+    with showing(tmp_path / settings.name, display="nothing") as progress:
+        noted = TrainingCallbacks(batch=lambda epoch, i, loss, stats: seen.append((2 * epoch + i, pytest.approx(loss))))
         running.run(settings, tmp_path, progress=together([progress, noted]))
     found, run = scalars(tmp_path / settings.name), Finished.load(tmp_path / settings.name)
     assert found["loss/batch"] == seen
@@ -129,8 +162,8 @@ def test_a_resumed_run_goes_on_in_the_same_log(tmp_path: Path) -> None:
             if (epoch, batch) == stop_at:
                 raise KeyboardInterrupt
 
-        with showing(folder / settings.name, shown=False) as progress:
-            running.run(settings, folder, progress=together([progress, Progress(batch=stop)]))
+        with showing(folder / settings.name, display="nothing") as progress:
+            running.run(settings, folder, progress=together([progress, TrainingCallbacks(batch=stop)]))
 
     made(tmp_path / "whole", None)
     for stop_at in ((0, 1), (2, 0)):  # before there is a checkpoint, and after
@@ -148,7 +181,7 @@ def test_without_tensorboard_there_is_a_note(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     settings = tiny()
-    with showing(tmp_path / settings.name, shown=False) as progress:
+    with showing(tmp_path / settings.name, display="nothing") as progress:
         running.run(settings, tmp_path, progress=progress)
     told = capsys.readouterr().err
     assert told.startswith("note: no TensorBoard logs (")
@@ -158,7 +191,8 @@ def test_without_tensorboard_there_is_a_note(
 
 def test_all_hooks_are_called_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    progress = Progress(
+    progress = TrainingCallbacks(
+        load=lambda description: told.append(f"load {description.partition(':')[0]}"),
         begin=lambda start: told.append(f"begin {start.epoch}/{start.epochs} of {start.batches}, {start.iterations}"),
         batch=lambda epoch, batch, loss, stats: told.append(f"batch {epoch}.{batch}"),
         look=lambda split, batch: told.append(f"look {split}"),
@@ -171,6 +205,7 @@ def test_all_hooks_are_called_in_order(tmp_path: Path, monkeypatch: pytest.Monke
     running.run(tiny(), tmp_path, progress=progress)
     looks = ["look train", "look train", "look validation"]
     assert told == [
+        f"load {tiny().name}",
         *("begin 0/1 of 2, 0", "batch 0.0", "batch 0.1", *looks, "evaluated 0", "epoch 0", "saved"),
         *(*looks, "look test", "end"),
     ]

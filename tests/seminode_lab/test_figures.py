@@ -110,7 +110,7 @@ def test_backward_evaluations_are_those_of_the_validation_set_at_the_medium_tole
     ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
     assert ends == {"default norm": 2300, "seminorm": 1200, "seminode's best": 1120}
     assert "rtol 0.0001" in by_name["f1b-nfe"].caption
-    assert "48 % less" in by_name["f1b-nfe"].caption
+    assert "48 % fewer" in by_name["f1b-nfe"].caption
     titles = [axes.get_title("left") for axes in by_name["f1b-nfe-tolerances"].figure.axes]
     assert titles == ["rtol 0.001, atol 1e-06", "rtol 0.0001, atol 1e-07", "rtol 1e-05, atol 1e-08"]
 
@@ -247,8 +247,8 @@ def test_the_brake_is_shown_where_the_published_gains_do_not_settle(runs: list[F
     choice = control.choose([unsettled(run) for run in of_experiment(runs, "hnn")])
     assert choice is not None
     assert choice.gains == "braked"
-    assert "under a brake in proportion" in choice.sentence
-    assert "Of 12 runs, 0 settle with the published gains and 12 with the brake." in choice.sentence
+    assert "With damping proportional" in choice.sentence
+    assert "Of 12 runs, 0 settle with the published gains and 12 with the damping." in choice.sentence
 
 
 def test_every_mode_has_its_costs_an_epoch(runs: list[Finished]) -> None:
@@ -273,7 +273,7 @@ def test_work_and_precision_go_from_loose_to_tight(folder: Path) -> None:
     np.testing.assert_allclose(default.get_ydata(), [1e-3, 1e-4])
     assert replay.get_xdata().tolist() == [62]  # the other was not to be had
     assert [line.get_label() for line in seconds.lines] == ["Backsolve, default norm, fresh", "Replay"]
-    assert "90 by Backsolve, default norm, fresh; 30 by Replay" in picture.caption
+    assert "90 with Backsolve, default norm, fresh; 30 with Replay" in picture.caption
     assert "medians of 3 passes" in picture.caption
     assert "dotted" not in picture.caption
 
@@ -283,7 +283,7 @@ def test_what_a_coarse_reference_does_not_resolve_is_marked() -> None:
     found["reference"]["good_to"] = 5e-4
     picture = precision.precision_picture(found)
     assert picture is not None
-    assert "Below the dotted line the reference resolves nothing." in picture.caption
+    assert "The dotted line is the accuracy of the reference; smaller errors cannot be resolved." in picture.caption
     for axes in picture.figure.axes:
         assert list(axes.lines[-1].get_ydata()) == [5e-4, 5e-4]
 

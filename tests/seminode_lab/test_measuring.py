@@ -15,7 +15,7 @@ from seminode.diagnostics.contenders import Contender
 from seminode.diagnostics.results import Reference
 from seminode.solvers import Dopri5
 from seminode_lab import measuring
-from seminode_lab.measuring import ADJOINTS, OneBatch, Plan, SingleDraws, measure, measure_all, plan_of
+from seminode_lab.measuring import ADJOINTS, OneBatch, PrecisionPlan, SingleDraws, measure, measure_all, plan_of
 from seminode_lab.running import task_of
 from seminode_lab.settings import Settings, rows
 
@@ -24,7 +24,7 @@ CNF = next(row for row in rows("quick") if row.experiment == "cnf").changed(
     model=(("hidden", 2), ("scales", 1), ("blocks", 2))
 )
 FRESH, REPLAY = "Backsolve, default norm, fresh", "Replay"
-BRIEF = Plan(((1e-3, 1e-6),), (FRESH, REPLAY), batch=2, repeats=0, memory=False, grid=4)
+BRIEF = PrecisionPlan(((1e-3, 1e-6),), (FRESH, REPLAY), batch=2, repeats=0, memory=False, grid=4)
 
 
 def test_gradients_of_the_flow_are_compared_with_the_same_noise_in_float64(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_parameters_outside_the_field_of_a_neural_cde_count_among_all_gradients(
 def test_what_was_measured_is_not_measured_again_unless_something_else_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Plan] = []
+    asked: list[PrecisionPlan] = []
 
-    def compared(batch: OneBatch, plan: Plan) -> Any:
+    def compared(batch: OneBatch, plan: PrecisionPlan) -> Any:
         asked.append(plan)
         return Reference("float64", 1e-9, 1e-9), []
 
@@ -139,7 +139,7 @@ def test_plans_say_what_they_reduce() -> None:
 
 
 def test_plans_refuse_what_they_do_not_know() -> None:
-    with pytest.raises(ValueError, match=r"adjoints: expected names out of .*, found 'Backwards'"):
+    with pytest.raises(ValueError, match=r"adjoints: expected names from .*, found 'Backwards'"):
         replace(BRIEF, adjoints=("Backwards",))
     with pytest.raises(ValueError, match="tolerances, adjoints: expected at least one of each"):
         replace(BRIEF, tolerances=())

@@ -82,7 +82,7 @@ def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with Run(tmp_path / "a", CONFIG):
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "another process is at this run" in told
+    assert "another process works on this run" in told
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
 
 
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(StoreError, match="No space left on device; what was there is left"):
+        with pytest.raises(StoreError, match="No space left on device; the old file is kept"):
             run.save(checkpoint(1)) if what == "checkpoint" else run.evaluated([{"epoch": 0}, {"epoch": 1}])
         monkeypatch.undo()
         found = run.checkpoint()

@@ -22,9 +22,9 @@ from tiny_runs import ONE, tiny
 from seminode import cli
 from seminode_lab import engines, settings, sweeping, worker
 from seminode_lab.attempts import BUSY, DIED, DONE, FAILED, STOPPED, UNUSABLE
-from seminode_lab.engines import Engine, Local, LocalRun, Running, launch
+from seminode_lab.engines import Engine, Local, LocalRun, RunHandle, launch
 from seminode_lab.store import CHECKPOINT, Finished, Run
-from seminode_lab.sweeping import Sweep, chosen, failures
+from seminode_lab.sweeping import SweepRunner, chosen, failures
 from seminode_lab.watching import last_lines
 from seminode_lab.worker import Order
 
@@ -40,7 +40,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-class Ended(Running):
+class Ended(RunHandle):
     """A run that has ended with a status."""
 
     def __init__(self, status: int) -> None:
@@ -83,23 +83,23 @@ def named(*modes: str) -> list[str]:
 
 def test_what_dies_is_tried_again_and_what_fails_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = Script(mixed=[-9, DIED, DONE], seminorm=[FAILED], best=[-9, 1000, DIED])
-    found = Sweep(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2).go()
+    found = SweepRunner(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2).go()
     assert found.made == named("mixed")
     assert found.failed == {
         named("seminorm")[0]: "ended with 1",
         named("best")[0]: "ended by an error, 3 times",
     }
-    assert str(found) == "3 runs: 1 made, 0 there before, 2 failed"
+    assert str(found) == "3 runs: 1 made, 0 complete before, 2 failed"
     told = capsys.readouterr().out
-    assert f"died: {named('mixed')[0]}, killed by SIGKILL; it is tried again" in told
-    assert f"starts: {named('mixed')[0]}, try 2" in told
+    assert f"died: {named('mixed')[0]}, killed by SIGKILL; it is retried" in told
+    assert f"started: {named('mixed')[0]}, attempt 2" in told
     lines = failures(found, tmp_path, count=1)
     assert lines[:2] == [f"{named('seminorm')[0]}: ended with 1", "    | ended with 1"]
 
 
 def test_the_longest_are_started_first_and_not_more_than_there_are_places(tmp_path: Path) -> None:
     engine = Script(mixed=[UNUSABLE], seminorm=[FAILED], best=[FAILED])
-    sweep = Sweep(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2)
+    sweep = SweepRunner(orders(tmp_path, "mixed", "seminorm", "best"), engine, jobs=2)
     sweep._start()
     assert engine.started == ["mixed", "seminorm"]
     sweep._start()
@@ -113,19 +113,19 @@ def test_a_run_that_another_process_is_at_is_looked_at_again(
 ) -> None:
     engine = Script(mixed=[BUSY, BUSY, DONE], best=[DONE])
     jobs = orders(tmp_path, "mixed", "best")
-    sweep = Sweep(jobs, engine, jobs=1)
+    sweep = SweepRunner(jobs, engine, jobs=1)
     for job in sweep._waiting:
         job.pause = 0.01
     found = sweep.go()
     assert sorted(found.made) == sorted(named("mixed", "best"))
     assert engine.started.count("mixed") == 3
     told = capsys.readouterr().out
-    assert told.count("another process is at it") == told.count(f"starts: {named('mixed')[0]}") == 1
+    assert told.count("another process works on it") == told.count(f"started: {named('mixed')[0]}") == 1
 
 
 def test_what_another_sweep_has_made_meanwhile_is_not_made_again(tmp_path: Path) -> None:
     engine = Script(mixed=[BUSY])
-    sweep = Sweep(orders(tmp_path, "mixed"), engine, jobs=1)
+    sweep = SweepRunner(orders(tmp_path, "mixed"), engine, jobs=1)
     sweep._start()
     sweep._waiting[:], sweep._running[:] = [sweep._running[0][0]], []
     lab_runs.write(tiny(), tmp_path)
@@ -138,7 +138,7 @@ def test_a_worker_leaves_a_run_alone_that_another_process_is_at(
 ) -> None:
     with Run(tmp_path / tiny().name, {"settings": tiny().as_json()}):
         assert worker.work(Order(tiny(), tmp_path, tensorboard=False)) == BUSY
-    assert "another process is at this run" in capsys.readouterr().err
+    assert "another process works on this run" in capsys.readouterr().err
 
 
 def test_a_worker_says_what_nobody_thought_of(
@@ -183,17 +183,17 @@ def test_a_sweep_survives_a_kill_and_a_run_that_always_fails(
     command = ["sweep", "--preset", "tiny", "--out", str(tmp_path), "--jobs", "2", "--no-tensorboard"]
     assert cli.main(command) == 1
     told = capsys.readouterr()
-    assert f"died: {runs[0].name}, killed by SIGKILL; it is tried again" in told.out
-    assert "4 runs: 3 made, 0 there before, 1 failed" in told.out
+    assert f"died: {runs[0].name}, killed by SIGKILL; it is retried" in told.out
+    assert "4 runs: 3 made, 0 complete before, 1 failed" in told.out
     assert told.err.startswith(f"{runs[1].name}: ")
     for run in (runs[0], *runs[2:]):
         assert Finished.load(tmp_path / run.name).result is not None
     log = (tmp_path / "logs" / f"{runs[0].name}.log").read_text()
-    assert "goes on after epoch" in log
+    assert "resuming after epoch" in log
     assert log.count("epoch 1 of 4:") == 1
     # Once more: what is there is left alone, and what failed fails again.
     assert cli.main(command) == 1
-    assert "4 runs: 0 made, 3 there before, 1 failed" in capsys.readouterr().out
+    assert "4 runs: 0 made, 3 complete before, 1 failed" in capsys.readouterr().out
 
 
 def test_a_sweep_of_what_is_there_does_nothing(
@@ -204,7 +204,7 @@ def test_a_sweep_of_what_is_there_does_nothing(
         lab_runs.write(run, tmp_path)
     monkeypatch.setattr(Local, "start", None)
     assert cli.main(["sweep", "--preset", "tiny", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "there: 6 runs are complete\n6 runs: 0 made, 6 there before, 0 failed\n"
+    assert capsys.readouterr().out == "complete: 6 runs\n6 runs: 0 made, 6 complete before, 0 failed\n"
 
 
 SWEEP = """
@@ -232,7 +232,7 @@ def test_an_interrupt_stops_the_children_and_leaves_all_resumable(tmp_path: Path
     _, told = sweep.communicate(timeout=60)
     assert (sweep.returncode, told) == (
         130,
-        "seminode sweep: interrupted; all runs are kept; the same command goes on\n",
+        "seminode sweep: interrupted; all runs are kept; the same command resumes them\n",
     )
     for run in runs:
         with Run(tmp_path / run.name, {"settings": run.as_json()}) as folder:  # nobody is at it any more
@@ -317,7 +317,7 @@ def test_without_ray_the_command_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.main(["sweep", "--preset", "quick", "--engine", "ray"]) == 2
-    assert capsys.readouterr().err == ('seminode sweep: --engine: Ray is not installed: pip install "seminode[ray]"\n')
+    assert capsys.readouterr().err == ("seminode sweep: --engine: Ray is not installed: pip install 'seminode[ray]'\n")
 
 
 @pytest.mark.slow
@@ -327,5 +327,5 @@ def test_runs_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     tiny_runs.install(monkeypatch, tiny(), tiny(rtol=1e-3, schedule=BAD))
     command = ["sweep", "--preset", "tiny", "--engine", "ray", "--out", str(tmp_path), "--only", "mixed"]
     assert cli.main(command) == 1
-    assert "2 runs: 1 made, 0 there before, 1 failed" in capsys.readouterr().out
+    assert "2 runs: 1 made, 0 complete before, 1 failed" in capsys.readouterr().out
     assert Finished.load(tmp_path / tiny().name).result is not None

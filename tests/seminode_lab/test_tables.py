@@ -71,20 +71,20 @@ def test_evaluations_are_counted_as_published_and_in_truth(runs: list[store.Fini
     }
     found = {key: cell(table, "Speech Commands, rtol 0.001", "backward NFE in training", *key) for key in expected}
     assert found == expected
-    assert "10 × the 3 passes at every 10th epoch and the last: 30 epochs, where there were 21" in table.notes[1]
+    assert "10 × the 3 passes at every 10th epoch and the last: 30 epochs instead of 21" in table.notes[1]
 
 
 def test_savings_and_speed_ups_are_against_the_mixed_norm_of_the_same_count(runs: list[store.Finished]) -> None:
     table, where = tables.ncde(runs), "Speech Commands, rtol 0.0001"
-    saved = [cell(table, where, "saved against mixed (%)", *key) for key in SAVING]
+    saved = [cell(table, where, "saved compared with mixed (%)", *key) for key in SAVING]
     assert saved == [
         "58.4",
         f"{100 * (1 - 1200 / 2300):.1f}",
         f"{100 * (1 - 1200 / 2300):.1f}",
         f"{100 * (1 - 1120 / 2300):.1f}",
     ]
-    assert cell(table, where, "times as fast as mixed", "best", "best") == f"{2300 / 1120:.2f}"
-    assert cell(table, where, "saved against mixed (%)", "correct", "mixed") == ""
+    assert cell(table, where, "speed-up over mixed", "best", "best") == f"{2300 / 1120:.2f}"
+    assert cell(table, where, "saved compared with mixed (%)", "correct", "mixed") == ""
     assert cell(table, where, "seconds in training", "correct", "mixed") == f"{2300 * 84 * 1e-3:.0f} ± 0"
 
 
@@ -115,10 +115,10 @@ def test_accuracy_is_the_mean_over_seeds_with_its_sample_deviation(folder: Path,
 def test_the_pendulum_has_the_published_slice_among_the_compatible(runs: list[store.Finished]) -> None:
     table = tables.hnn(runs)
     keys = [(group, norm) for group in GROUPS[:3] for norm in ("mixed", "seminorm")] + [("best", "best")]
-    found = [cell(table, "double pendulum", "backward NFE a batch", *key) for key in keys]
+    found = [cell(table, "double pendulum", "backward NFE per batch", *key) for key in keys]
     assert found == ["98.0 ± 0.0", "56.0 ± 0.0", "98 ± 0", "56 ± 0", "98 ± 0", "98 ± 0", "28 ± 0"]
-    assert cell(table, "double pendulum", "saved against mixed (%)", "published-compatible", "seminorm") == "42.9"
-    assert cell(table, "double pendulum", "saved against mixed (%)", "correct", "seminorm") == "0.0"
+    assert cell(table, "double pendulum", "saved compared with mixed (%)", "published-compatible", "seminorm") == "42.9"
+    assert cell(table, "double pendulum", "saved compared with mixed (%)", "correct", "seminorm") == "0.0"
 
 
 def test_steps_are_those_of_the_counter_and_the_true_ones(folder: Path, runs: list[store.Finished]) -> None:
@@ -135,7 +135,7 @@ def test_steps_are_those_of_the_counter_and_the_true_ones(folder: Path, runs: li
 
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     table = tables.hnn(read(lab_runs.write_all(tmp_path, seeds=(3,))))
-    assert cell(table, "double pendulum", "backward NFE a batch", "correct", "mixed") == "98"
+    assert cell(table, "double pendulum", "backward NFE per batch", "correct", "mixed") == "98"
 
 
 def test_a_schedule_of_its_own_is_counted_by_its_own(tmp_path: Path) -> None:
@@ -159,17 +159,17 @@ def test_flows_that_make_no_passes_over_the_training_set_are_counted_by_their_st
     nfe, batches = 21 * 4 * 1770, 1437 // 256 + 1
     for group in ("published-compatible", "correct"):
         assert cell(table, "digits", "backward NFE in training", group, "mixed") == f"{nfe / 1e3:.2f} k"
-        assert cell(table, "digits", "backward NFE a batch", group, "mixed") == f"{nfe / (21 * batches):,.0f}"
+        assert cell(table, "digits", "backward NFE per batch", group, "mixed") == f"{nfe / (21 * batches):,.0f}"
     assert "extrapolated" not in " ".join(table.notes)
 
 
 def test_solves_that_drifted_are_told_where_there_are_some(tmp_path: Path, runs: list[store.Finished]) -> None:
-    assert "solves that drifted" not in tables.hnn(runs).text()
+    assert "drifted backward solves" not in tables.hnn(runs).text()
     path = lab_runs.write(lab_runs.rows()[-1], tmp_path) / store.RESULT
     found = json.loads(path.read_text())
     found["totals"]["drifted"] = 7
     path.write_text(json.dumps(found))
-    assert cell(tables.hnn(read(tmp_path)), "double pendulum", "solves that drifted", "correct", "mixed") == "7"
+    assert cell(tables.hnn(read(tmp_path)), "double pendulum", "drifted backward solves", "correct", "mixed") == "7"
 
 
 def test_incomplete_runs_are_left_out_and_named(tmp_path: Path) -> None:
@@ -247,15 +247,15 @@ def test_what_a_preset_reduces_is_said(tmp_path: Path) -> None:
     lab_runs.write(pendulum.changed(sizes=(512, 256, 256), fitted=800), tmp_path)
     assert tables.reductions(read(tmp_path)) == [
         "Differs from the published neural CDE: data japanese_vowels instead of speech_commands; hidden 24 instead of "
-        "the published one; width 24 instead of the published one; batches of 108 instead of 1,024; epochs 8 instead "
-        "of 200; learning rate 0.01 instead of 0.0016; epochs between evaluations 4 instead of 10; 1 seed instead of "
-        "5.",
-        "Rows of the paper without a run of their own: ncde-speech_commands-0.0001, ncde-speech_commands-1e-05.",
+        "the published value; width 24 instead of the published value; batches of 108 instead of 1,024; epochs 8 "
+        "instead of 200; learning rate 0.01 instead of 0.0016; epochs between evaluations 4 instead of 10; 1 seed "
+        "instead of 5.",
+        "Rows of the paper that were not run: ncde-speech_commands-0.0001, ncde-speech_commands-1e-05.",
         "Differs from the published flows: data digits instead of mnist; hidden 16 instead of 32; rtol 0.001 instead "
         "of 1e-05; 1 seed instead of 3.",
-        "Rows of the paper without a run of their own: cnf-cifar10-64, cnf-mnist-64, cnf-mnist-128.",
-        "Differs from the published pendulum: 512 / 256 / 256 samples to train, validate and test instead of all; 800 "
-        "iterations of regression on true accelerations before training through solves; 1 seed instead of 5.",
+        "Rows of the paper that were not run: cnf-cifar10-64, cnf-mnist-64, cnf-mnist-128.",
+        "Differs from the published pendulum: 512 / 256 / 256 samples for training / validation / test instead of all; "
+        "800 iterations of regression on true accelerations before training through the solver; 1 seed instead of 5.",
     ]
 
 

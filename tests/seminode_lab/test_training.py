@@ -170,7 +170,7 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     trained(tmp_path / "whole", schedule)
     code = f"""
         import sys, torch
-        sys.path.insert(0, {str(TESTS)!r})
+        sys.path[:0] = [{str(TESTS)!r}, {str(Path(__file__).parent)!r}]
         torch.set_num_threads(1)
         from pathlib import Path
         from test_training import Schedule, trained

@@ -1,4 +1,4 @@
-"""What the commands share: arguments, and how what stops them is told."""
+"""Arguments and error handling that the commands share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from seminode.cli import missing_dependency
 
 if TYPE_CHECKING:
     from ..store import Finished
@@ -20,18 +22,18 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Where data come from, where runs go to, and what makes them."""
+    """Add the folders of runs and data, and the options of PyTorch."""
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of run folders; default: out/PRESET")
-    parser.add_argument("--data-dir", metavar="DIR", help="where data lie")
-    parser.add_argument("--device", metavar="D", help="of PyTorch, such as cpu or cuda; default: that of the preset")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with data")
+    parser.add_argument("--device", metavar="D", help="PyTorch device, such as cpu or cuda; default: the preset's")
     compiled: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
-    parser.add_argument("--compile", help="compile steps; default: as the preset has it", **compiled)
-    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch, in every process")
+    parser.add_argument("--compile", help="compile steps; default: that of the preset", **compiled)
+    parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads per process")
     parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Those of some options that were given, by their names."""
+    """The options with these names that were given."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
@@ -41,7 +43,7 @@ def at_least_one(name: str, value: int | None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Before anything is loaded: can tensors be there?"""
+    """Raise an error if PyTorch cannot use the device."""
     import torch
 
     try:
@@ -56,7 +58,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def complete_runs(folder: Path) -> list[Finished]:
-    """Those in a folder. What cannot be read or is not complete is left out."""
+    """The complete runs in a folder. Others are left out."""
     from ..store import StoreError, runs
 
     if not folder.is_dir():
@@ -68,12 +70,12 @@ def complete_runs(folder: Path) -> list[Finished]:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _renamed(message: str, options: argparse.Namespace) -> str:
-    """An argument as the command calls it.
+    """A message with the name of the argument as in the command.
 
     >>> options = argparse.Namespace(norm="fast", data_dir="a.txt")
     >>> _renamed("mode: expected one of …", options), _renamed("data_dir: expected a folder", options)
@@ -86,18 +88,21 @@ def _renamed(message: str, options: argparse.Namespace) -> str:
 
 
 def guarded(options: argparse.Namespace, work: Callable[[argparse.Namespace], int], after_interrupt: str) -> int:
-    """The status of some work: its own; or 1 for what was tried and failed, 2 for what cannot be used as it was given.
+    """Do some work and return its exit status.
 
-    Either comes with one line. After an interruption 130, as is the custom.
+    Errors that a user can cause are printed in one line. The status is then 1 if the work failed, 2 if the arguments
+    are invalid or a dependency is missing, and 130 after an interrupt, as is the custom.
     """
     try:
         return work(options)
     except KeyboardInterrupt:
         status, message = 130, f"interrupted; {after_interrupt}"
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "seminode":
+    except ImportError as error:
+        # The data sets raise an `ImportError` without a module's name, whose message says what they need.
+        reason = str(error) if error.name is None else missing_dependency(error)
+        if reason is None:
             raise
-        status, message = 2, f'needs {error.name}, which is not installed: pip install "seminode[lab]"'
+        status, message = 2, reason
     except Exception as error:
         from ..attempts import BUSY, explained, in_one_line
 

@@ -1,4 +1,4 @@
-"""The commands `seminode table` and `seminode figure`: one or some of what a report holds."""
+"""The commands `seminode table` and `seminode figure`: single parts of a report."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from .options import add_runs, complete_runs, guarded
 
 TABLE = """\
-Print tables from run folders: ncde, cnf, hnn, rejections, savings; without a name, all that there is something for."""
+Print tables from run folders: ncde, cnf, hnn, rejections, savings. Without names, print all tables with data."""
 
 FIGURE = """\
-Draw figures from run folders, as PNG and SVG; without names, all that there is something for. Prints the files."""
+Draw figures from run folders, as PNG and SVG, and print the paths. Without names, draw all figures with data."""
 
-AGAIN = "the same command starts again"
+AGAIN = "the same command starts over"
 
 
 def configure_table(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `seminode table`."""
     parser.description = TABLE
     add_runs(parser)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of tables")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="tables")
     parser.add_argument("--format", choices=("text", "markdown", "html"), default="text", help="default: text")
 
 
@@ -30,8 +30,8 @@ def configure_figure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `seminode figure`."""
     parser.description = FIGURE
     add_runs(parser)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of figures, such as f1a or f6")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where they go; default: figures in the first DIR")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="figures, such as f1a or f6")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder; default: figures in the first DIR")
 
 
 def run_table(options: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run_figure(options: argparse.Namespace) -> int:
 
 
 def picked(kind: str, names: Sequence[str], there: Sequence[str]) -> list[str]:
-    """The names that were asked for, all by default. Their first parts will do.
+    """The full names for names or first parts of names; all by default.
 
     >>> picked("figures", ["f1"], ["f1-accuracy", "f1-nfe", "f2"])
     ['f1-accuracy', 'f1-nfe']

@@ -1,4 +1,4 @@
-"""The commands `seminode reproduce`, a sweep and what follows from it, and `seminode report`, what follows alone."""
+"""The commands `seminode reproduce` (make runs and report on them) and `seminode report` (report on existing runs)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from . import sweep
 from .options import add_runs, complete_runs, guarded
 
 REPRODUCE = """\
-Reproduce the paper: all runs of a preset (as seminode sweep does), the tables, the figures and the report.
+Reproduce the paper: make all runs of a preset (like seminode sweep), the tables, the figures and the report.
 
-The last line is the report's path. It can be stopped at any time; the same command goes on."""
+The last line of the output is the path of the report. The command can be stopped at any time; the same command resumes
+it."""
 
 REPORT = """\
-The tables, the figures and the report from run folders that are there."""
+Make the tables, the figures and the report from existing run folders."""
 
 
 def configure_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +34,13 @@ def configure_report(parser: argparse.ArgumentParser) -> None:
 
 
 def run_reproduce(options: argparse.Namespace) -> int:
-    """Sweep, measure and report. Runs that failed are left out of it, and make the status 1."""
-    return guarded(options, _reproduce, "all runs are kept; the same command goes on")
+    """Sweep, measure and report. Failed runs are left out of the report; the status is then 1."""
+    return guarded(options, _reproduce, "all runs are kept; the same command resumes them")
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Report."""
-    return guarded(options, _report, "the same command starts again")
+    """Make the report."""
+    return guarded(options, _report, "the same command starts over")
 
 
 def _reproduce(options: argparse.Namespace) -> int:
@@ -58,7 +59,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def report(folder: Path) -> int:
-    """Print the tables, write the report, and print its paths, that of the page last."""
+    """Print the tables, write the report, and print its paths, the HTML page last."""
     from ..report import write
     from ..tables import all_tables
 

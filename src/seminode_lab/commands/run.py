@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ..settings import Settings
 
 DESCRIPTION = """\
-One run: train, evaluate and write everything to a folder of its own, from which it can be resumed at any time.
+Make one run: train and evaluate a model, and write everything to a run folder, from which the run can be resumed.
 
-The run is a row of a preset (--row), in a mode (--norm) and with a seed. Whatever else is changed makes it a run of its
-own; by default it is then put apart from the preset's, into out/own."""
+A run is given by a row of a preset (--row), a mode (--norm) and a seed. If other settings are changed, the run is not
+part of the preset, and its folder is in out/own by default."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,24 +25,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("experiment", metavar="EXPERIMENT", help="ncde, cnf or hnn")
     add_preset(parser)
-    parser.add_argument("--row", metavar="NAME", help="of the preset, or a part of it; default: the first that fits")
-    norms = "mixed, seminorm (default), published (hnn only: what the paper's code did) or best (seminode's own choice)"
+    parser.add_argument("--row", metavar="NAME", help="row of the preset, or a part of its name; default: the first")
+    norms = "mixed, seminorm (default), published (hnn only: as in the paper's code) or best (seminode's choice)"
     parser.add_argument("--norm", default="seminorm", metavar="MODE", help=norms)
-    parser.add_argument("--rtol", type=float, metavar="R", help="relative tolerance; chooses the row that has it")
+    parser.add_argument("--rtol", type=float, metavar="R", help="relative tolerance; selects the row that has it")
     parser.add_argument("--atol", type=float, metavar="A", help="absolute tolerance")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
-    adjoints = "in place of the mode's own: backsolve, quadrature, replay, direct, 'checkpointed(4)', …"
+    adjoints = "replaces the adjoint of the mode: backsolve, quadrature, replay, direct, 'checkpointed(4)', …"
     parser.add_argument("--adjoint", metavar="NAME", help=adjoints)
-    parser.add_argument("--epochs", type=int, metavar="N", help="of training")
-    parser.add_argument("--batch", type=int, metavar="N", help="samples of a batch")
+    parser.add_argument("--epochs", type=int, metavar="N", help="epochs of training")
+    parser.add_argument("--batch", type=int, metavar="N", help="samples per batch")
     add_place(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument("--no-progress", action="store_true", help="show nothing until the end")
+    parser.add_argument("--resume", action="store_true", help="resume a run that was stopped")
+    parser.add_argument("--no-progress", action="store_true", help="print plain lines instead of a progress bar")
 
 
 def run(options: argparse.Namespace) -> int:
     """Make the run, or print the result of one that is complete."""
-    return guarded(options, _run, "the same command with --resume goes on after the last whole epoch")
+    return guarded(options, _run, "the same command with --resume continues after the last complete epoch")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -59,8 +59,8 @@ def _run(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(options.threads or threads)
-        shown, tensorboard = not options.no_progress, not options.no_tensorboard
-        result = attempt(settings, out, root, options.resume, shown, tensorboard)
+        display = "lines" if options.no_progress else "bar"
+        result = attempt(settings, out, root, options.resume, display, not options.no_tensorboard)
     finally:
         torch.set_num_threads(threads)
     print(summary(settings, result, out))
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
-    """What is asked for, and whether it is something that the preset does not have."""
+    """The settings of the run, and whether it is not part of the preset."""
     from ..running import options_of
     from ..settings import rows
 
@@ -81,18 +81,18 @@ def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
         if value is not None and not 0.0 < value < 1.0:
             raise ValueError(f"{name}: expected a number between 0 and 1, found {value:g}")
     preset = rows(options.preset)
-    preset[0].changed(experiment=options.experiment)  # is there such an experiment?
+    preset[0].changed(experiment=options.experiment)  # raises an error for an unknown experiment
     row = _row([row for row in preset if row.experiment == options.experiment], options)
     changes = given(options, "rtol", "atol", "batch", "device", "compile", "adjoint")
     if options.epochs is not None:
         changes["schedule"] = replace(row.schedule, epochs=options.epochs)
     settings = row.changed(**changes, mode=options.norm, seed=options.seed)
-    options_of(settings)  # does it have this mode?
+    options_of(settings)  # raises an error if the experiment does not have this mode
     return settings, settings.changed(mode=row.mode, seed=row.seed) != row
 
 
 def _row(found: list[Settings], options: argparse.Namespace) -> Settings:
-    """The one that is named or has the tolerance; the first where there are several."""
+    """The row with the given name and tolerance; the first one if several match."""
     names = ", ".join(row.row for row in found) or "none"
     if options.row is not None:
         fitting = [row for row in found if row.row == options.row] or [row for row in found if options.row in row.row]

@@ -1,4 +1,4 @@
-"""The command `seminode sweep`: all runs of a preset."""
+"""The command `seminode sweep`: makes all runs of a preset."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from ..worker import Order
 
 DESCRIPTION = """\
-All runs of a preset: every row, in every mode, with every seed, each in a process of its own.
+Make all runs of a preset: every row, in every mode, with every seed, each in its own process.
 
-What is complete is skipped, what is not goes on where it was, what dies is tried again. It can be stopped at any time;
-the same command goes on. Each run has a log, DIR/logs/NAME.log."""
+Complete runs are skipped, incomplete ones are resumed, and runs whose process dies are retried. The command can be
+stopped at any time; the same command resumes it. Each run has a log, DIR/logs/NAME.log."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,23 +28,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     experiments = "only these: ncde, cnf, hnn"
     parser.add_argument("--experiment", nargs="+", action="extend", metavar="NAME", help=experiments)
-    only = "only runs whose names fit, such as 'ncde-*-best-*'"
+    only = "only runs whose names match, such as 'ncde-*-best-*'"
     parser.add_argument("--only", nargs="+", action="extend", metavar="PATTERN", help=only)
-    parser.add_argument("--seeds", type=int, metavar="N", help="of every row; default: as the preset has it")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: 1, with Ray what fits")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds per row; default: that of the preset")
+    parser.add_argument("--jobs", type=int, metavar="N", help="parallel runs; default: 1, with Ray all that fit")
     parser.add_argument("--engine", default="local", metavar="NAME", help="local (default) or ray")
-    parser.add_argument("--retries", type=int, default=2, metavar="N", help="of a run that dies; default: 2")
+    parser.add_argument(
+        "--retries", type=int, default=2, metavar="N", help="retries of a run whose process dies; default: 2"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Make the runs."""
-    return guarded(options, sweep, "all runs are kept; the same command goes on")
+    return guarded(options, sweep, "all runs are kept; the same command resumes them")
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """The status: 1 if a run failed."""
+    """Make the runs; return the exit status, which is 1 if a run failed."""
     from ..engines import ENGINES
-    from ..sweeping import Sweep, failures
+    from ..sweeping import SweepRunner, failures
 
     if options.engine not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {options.engine!r}")
@@ -52,7 +54,7 @@ def sweep(options: argparse.Namespace) -> int:
     engine = ENGINES[options.engine]()
     try:
         jobs = options.jobs or (len(orders) if options.engine == "ray" else 1)
-        found = Sweep(orders, engine, jobs, options.retries).go()
+        found = SweepRunner(orders, engine, jobs, options.retries).go()
     finally:
         engine.close()
     print(found)
@@ -85,7 +87,7 @@ def _runs(options: argparse.Namespace) -> list[Settings]:
     from ..sweeping import chosen
 
     for name in options.experiment or ():
-        rows(options.preset)[0].changed(experiment=name)  # is there such an experiment?
+        rows(options.preset)[0].changed(experiment=name)  # raises an error for an unknown experiment
     found = chosen(options.preset, options.experiment or (), options.only or (), options.seeds)
     changes = given(options, "device", "compile")
     for device in {run.changed(**changes).device for run in found}:

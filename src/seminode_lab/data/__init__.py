@@ -1,4 +1,4 @@
-"""Data sets, each from an official source, shipped with the package or simulated."""
+"""Data sets: downloaded from official sources, shipped with the package, or simulated."""
 
 from __future__ import annotations
 

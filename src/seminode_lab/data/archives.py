@@ -1,4 +1,4 @@
-"""Archives, unpacked whole or not at all, and only into the folder that is meant."""
+"""Archives, which are unpacked completely or not at all, and never outside the target folder."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SUMS = "SHA256SUMS"
 
 
 def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True) -> None:
-    """Unpack a tar.gz file; its folder `inside`, or all of it, becomes `target`, which must not exist.
+    """Unpack a tar.gz file. Its folder `inside`, or the whole archive, becomes `target`, which must not exist.
 
-    Beside the files there will be `SHA256SUMS` over all of them, for `sha256sum --check` and for us.
+    The file `SHA256SUMS` with the checksums of all files is added, for `wrong_sums` and `sha256sum --check`.
     """
     if target.exists():
-        raise DataError(f"{target}: is there already, and is not overwritten; move it away to unpack {archive.name}")
+        raise DataError(f"{target}: exists already and is not overwritten; move it away to unpack {archive.name}")
     scratch = None
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
@@ -50,7 +50,7 @@ def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True)
 
 
 def _written(archive: Path, folder: Path, progress: bool) -> Iterator[tuple[str, str]]:
-    """Write every file, and yield its name and its sum."""
+    """Write every file, and yield its name and checksum."""
     try:
         with gzip.open(archive, "rb") as raw, tarfile.open(fileobj=raw, mode="r|") as tar:
             members = tqdm(tar, desc=archive.name, unit=" files", leave=False, disable=None if progress else True)
@@ -64,23 +64,23 @@ def _written(archive: Path, folder: Path, progress: bool) -> Iterator[tuple[str,
                 content = tar.extractfile(member)
                 assert content is not None
                 yield name.as_posix(), _copy(content, path, member.size)
-            # The sum of the whole stands at its very end, and gzip compares it there.
+            # The checksum of a gzip file is at its end, and gzip verifies it there.
             while raw.read(CHUNK):
                 pass
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive}: corrupted archive ({error})") from error
     except OSError as error:
-        # gzip's errors have no number; those of the disk do.
+        # Errors of gzip have no errno; those of the disk do.
         if error.errno is None:
             raise DataError(f"{archive}: corrupted archive ({error})") from error
         raise
 
 
 def _safe(archive: Path, member: tarfile.TarInfo) -> PurePosixPath:
-    """The name of a member that stays inside, and is a plain file or a folder."""
+    """The name of a member, if it is a plain file or a folder and stays inside the target folder."""
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or re.match(r"[A-Za-z]:", member.name):
-        raise DataError(f"{archive}: refused: {member.name!r} leads out of the folder that it is unpacked into")
+        raise DataError(f"{archive}: refused: {member.name!r} is outside the folder that it is unpacked into")
     if not (member.isreg() or member.isdir()):
         raise DataError(f"{archive}: refused: {member.name!r} is a link or a device; expected files and folders")
     return name
@@ -107,7 +107,7 @@ def _some(folder: Path) -> str:
 
 
 def wrong_sums(folder: Path, progress: bool = True) -> list[str] | None:
-    """What in a folder is not as its `SHA256SUMS` says; None where there is no such file."""
+    """The files of a folder that differ from its `SHA256SUMS`; `None` if there is no such file."""
     listing = folder / SUMS
     if not listing.is_file():
         return None
@@ -119,5 +119,5 @@ def wrong_sums(folder: Path, progress: bool = True) -> list[str] | None:
         if not path.is_file():
             wrong.append(f"{name} is missing")
         elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-            wrong.append(f"{name} is not as it was unpacked")
+            wrong.append(f"{name} has changed since it was unpacked")
     return wrong

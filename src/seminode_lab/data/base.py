@@ -1,4 +1,4 @@
-"""What every data set can tell about itself."""
+"""The interface of data sets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ State = Literal["complete", "incomplete", "absent", "broken"]
 
 
 @dataclass(frozen=True)
-class Status:
-    """What there is of a data set.
+class DataStatus:
+    """The state of a data set on disk.
 
     Attributes:
-        state: `broken` is what is there but is not what it should be.
+        state: `broken` if there are files with wrong content.
         place: the folder or file.
-        items: how many there are, of how many.
+        items, expected: the number of items that were found, and that of the complete data set.
         size: bytes on disk.
-        notes: what is missing or wrong, or else worth knowing; a sentence each.
-        origin: where it is from, if not from the data set's usual origin.
+        notes: what is missing, wrong or otherwise worth knowing, in one sentence each.
+        origin: the origin, if it differs from that of the data set.
     """
 
     state: State
@@ -38,18 +38,18 @@ class Status:
     notes: tuple[str, ...] = ()
     origin: str | None = None
 
-    def noting(self, *notes: str, state: State | None = None) -> Status:
+    def noting(self, *notes: str, state: State | None = None) -> DataStatus:
         return replace(self, notes=(*self.notes, *notes), state=state or self.state)
 
 
 class DataSet(abc.ABC):
-    """A data set by name. A new one gives:
+    """A data set. A subclass provides:
 
     1. `name`, `title`, `unit` (what its items are), `origin` and `licence`;
-    2. `download_size`: the bytes that a fetch brings, 0 if it brings none;
-    3. `status(root)`: what there is, from a look at names and sizes;
-    4. `check(root)`: the same, from reading everything;
-    5. `fetch(root, progress)`: bring it to `root`, if it is not there.
+    2. `download_size`: the number of bytes to download, 0 if there is no download;
+    3. `status(root)`: the state, from file names and sizes;
+    4. `check(root, progress)`: the state, after reading all files;
+    5. `fetch(root, progress)`: download or simulate it into `root` if it is absent.
     """
 
     name: str
@@ -60,45 +60,46 @@ class DataSet(abc.ABC):
     download_size: int = 0
 
     @abc.abstractmethod
-    def status(self, root: Path) -> Status: ...
+    def status(self, root: Path) -> DataStatus: ...
 
     @abc.abstractmethod
-    def check(self, root: Path, progress: bool = True) -> Status: ...
+    def check(self, root: Path, progress: bool = True) -> DataStatus: ...
 
     @abc.abstractmethod
     def fetch(self, root: Path, progress: bool = True) -> None: ...
 
 
 def found_in(root: Path, places: Sequence[str], marks: Sequence[str]) -> Path | None:
-    """The first of the places below `root` that holds one of the files or folders in `marks`."""
+    """The first of the folders `places` below `root` that contains one of the files or folders `marks`."""
     folders = (root / place for place in places)
     return next((folder for folder in folders if any((folder / mark).exists() for mark in marks)), None)
 
 
 def located(name: str, root: str | os.PathLike[str] | None, places: Sequence[str], marks: Sequence[str]) -> Path:
-    """The same, or an error that says where it was looked for and what to do."""
+    """The same, or an error with the places that were searched and how to get the data."""
     folder = data_dir(root)
     found = found_in(folder, places, marks)
     if found is None:
         raise MissingData(
             f"{name}: expected {marks[0]!r} in one of {', '.join(map(repr, places))} below {str(folder)!r}, found "
-            f"none; name the folder with root or SEMINODE_DATA, or run: seminode data fetch {name}"
+            f"none; give the folder with root or SEMINODE_DATA, or run: seminode data fetch {name}"
         )
     return found
 
 
 def warn_incomplete(name: str, place: Path, found: str) -> None:
-    warn(f"{name}: {str(place)!r} is incomplete: {found}. Results are of what is there", IncompleteDataWarning)
+    warn(f"{name}: {str(place)!r} is incomplete: {found}. Results use only the existing part", IncompleteDataWarning)
 
 
 def count_text(found: int, expected: int) -> str:
-    """
+    """A count, with the expected one if they differ.
+
     >>> count_text(3, 12), count_text(1234, 1234)
     ('3 of 12', '1,234')
     """
     return f"{found:,}" if found == expected else f"{found:,} of {expected:,}"
 
 
-def broken(error: DataError, status: Status) -> Status:
-    """The same data set, after something in it could not be read."""
+def broken(error: DataError, status: DataStatus) -> DataStatus:
+    """The status of a data set after an error was found in it."""
     return status.noting(str(error), state="broken")

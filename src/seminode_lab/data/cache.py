@@ -1,4 +1,4 @@
-"""Tensors that took long to compute, kept on disk as long as what they were computed from is the same."""
+"""A cache on disk for tensors that are slow to compute."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .files import writing
 
 
 def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors in `path` if they were kept with the same key; else those of `make`, which then take their place.
+    """The tensors in `path` if they were saved with the same key; otherwise those of `make`, which are then saved.
 
-    The file is a safetensors file: numbers only, nothing that could run.
+    The file is a safetensors file. It contains only numbers and no code.
     """
     found = _load(path, key)
     if found is not None:
@@ -27,7 +27,7 @@ def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[
         with writing(path) as scratch:
             _safetensors().torch.save_file(tensors, scratch, metadata={"key": key})
     except (OSError, _safetensors().SafetensorError) as error:
-        warn(f"{path}: could not be kept, and will be computed again the next time ({error})", CacheWarning)
+        warn(f"{path}: could not be saved and will be computed again the next time ({error})", CacheWarning)
     return tensors
 
 
@@ -38,9 +38,9 @@ def _load(path: Path, key: str) -> dict[str, Tensor] | None:
         with _safetensors().safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("key") != key:
                 return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
     except (OSError, _safetensors().SafetensorError):
-        return None  # whatever happened to it, it can be made again
+        return None  # it is computed again
 
 
 def _safetensors() -> Any:
@@ -48,5 +48,5 @@ def _safetensors() -> Any:
         import safetensors
         import safetensors.torch
     except ImportError as error:
-        raise ImportError('keeping features needs safetensors: pip install "seminode[lab]"') from error
+        raise ImportError("the cache of features needs safetensors: pip install 'seminode[lab]'") from error
     return safetensors

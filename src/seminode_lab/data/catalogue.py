@@ -18,7 +18,7 @@ CATALOGUE: dict[str, DataSet] = {
 
 
 def by_name(name: str) -> DataSet:
-    """The data set of that name, with - or _ and in any case.
+    """The data set with a name, in upper or lower case and with - or _.
 
     >>> by_name("Speech-Commands").licence
     'CC BY 4.0'

@@ -1,4 +1,4 @@
-"""CIFAR-10: small colour images of ten kinds of things, in the official batches for Python."""
+"""CIFAR-10: small colour images of ten classes, in the official batches for Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .archives import unpack
-from .base import DataSet, Status, broken, found_in, located, warn_incomplete
+from .base import DataSet, DataStatus, broken, found_in, located, warn_incomplete
 from .download import Resource, download
 from .errors import DataError, MissingData
 from .files import digest
@@ -27,7 +27,7 @@ ARCHIVE = Resource(
 )
 TARGET = "cifar-10-batches-py"
 PLACES = (TARGET, f"cifar10/{TARGET}", f"cifar-10/{TARGET}", ".")
-#: With the published md5 sums.
+#: The files and their published md5 sums.
 BATCHES = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -40,7 +40,7 @@ TRAIN, TEST = tuple(BATCHES)[:5], tuple(BATCHES)[5:]
 IMAGES = 10_000  # in a batch
 TOTAL = IMAGES * len(BATCHES)
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-#: SHA-256 over the pixels and then the labels of each batch, a byte each: the same however a batch is pickled.
+#: SHA-256 of the pixels followed by the labels of each batch, one byte each. It does not depend on the pickle format.
 CONTENTS = {
     "data_batch_1": "ba52cb2d72c412975d7556bb26bd094956f1c002d1937053f6f1252f2ac17114",
     "data_batch_2": "350ff9000489d02f2568c0dcf4912ffdbae9e50932147905fb1b8159ad54f0ac",
@@ -52,10 +52,10 @@ CONTENTS = {
 
 
 def cifar10(root: str | os.PathLike[str] | None = None) -> Images:
-    """50,000 images (3, 32, 32) to train on and 10,000 to test on, as bytes, in the order of the batches.
+    """50,000 training images (3, 32, 32) and 10,000 test images, as bytes, in the order of the batches.
 
-    The batches are pickles; they are read without running any code of theirs. `NAMES` of this module has the names of
-    the labels.
+    The batches are pickles; they are read without running code from them. `NAMES` in this module has the names of the
+    labels.
 
     Reference: Krizhevsky, *Learning multiple layers of features from tiny images*, 2009.
 
@@ -119,17 +119,17 @@ class CIFAR10(DataSet):
     licence = "none stated; cite Krizhevsky 2009"
     download_size = ARCHIVE.size
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         folder = found_in(root, PLACES, tuple(BATCHES))
         if folder is None:
-            return Status("absent", expected=TOTAL)
+            return DataStatus("absent", expected=TOTAL)
         there = [folder / name for name in BATCHES if (folder / name).is_file()]
         size = sum(path.stat().st_size for path in there)
-        status = Status("complete", folder, IMAGES * len(there), TOTAL, size)
+        status = DataStatus("complete", folder, IMAGES * len(there), TOTAL, size)
         missing = [name for name in BATCHES if not (folder / name).is_file()]
         return status.noting(f"missing: {', '.join(missing)}", state="incomplete") if missing else status
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         folder = status.place
         if folder is None:
@@ -146,7 +146,7 @@ class CIFAR10(DataSet):
                     status = status.noting(f"{path}: neither the published md5 {md5} nor its images", state="broken")
             except DataError as error:
                 status = broken(error, status)
-        note = f"not the original files, but the same images and labels: {', '.join(other)}"
+        note = f"not the original files but with the same images and labels: {', '.join(other)}"
         return status.noting(note) if other else status
 
     def fetch(self, root: Path, progress: bool = True) -> None:

@@ -7,22 +7,22 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .base import DataSet, Status, count_text
+from .base import DataSet, DataStatus, count_text
 from .catalogue import CATALOGUE, by_name
 from .errors import DataError
 from .files import size_text
 from .folders import VARIABLE, data_dir
 
 DESCRIPTION = f"""\
-Data sets: what is there, where it is from, and whether it is what it should be.
+List, download and check the data sets.
 
-  status   look at names and sizes
-  fetch    download, checked and resumable; 'all' fetches every data set
-  check    read everything: checksums, formats, counts
+  status   show what exists, from file names and sizes
+  fetch    download with checksums, resuming interrupted downloads; 'all' fetches every data set
+  check    read all files and verify checksums, formats and counts
 
-Data lie in --data-dir, in the folder of the environment variable {VARIABLE}, or in the user's cache.
+The data are in --data-dir, in the folder of the environment variable {VARIABLE}, or in the user's cache.
 
-The names are {", ".join(CATALOGUE)}."""
+The data sets are {", ".join(CATALOGUE)}."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +30,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("action", choices=tuple(ACTIONS), help="what to do")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of data sets (default: all; not for fetch)")
-    parser.add_argument("--data-dir", metavar="DIR", help="where data lie")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets (default: all; required for fetch)")
+    parser.add_argument("--data-dir", metavar="DIR", help="the folder with data")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The status: 0; 1 if something cannot be fetched or is not what it should be; 2 for arguments of no use.
+    """Run the command.
 
-    After an interruption 130, as is the custom.
+    Returns:
+        The exit status: 0; 1 if a data set cannot be fetched or is broken; 2 if the arguments are invalid; 130 after an
+        interrupt, as is the custom.
     """
     try:
         root = data_dir(options.data_dir)
@@ -49,14 +51,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         return ACTIONS[options.action](chosen, root, bool(options.names))
     except KeyboardInterrupt:
-        print("seminode data: interrupted; a fetch goes on where it ended", file=sys.stderr)
+        print("seminode data: interrupted; the same fetch resumes the download", file=sys.stderr)
         return 130
 
 
 def _chosen(action: str, names: Sequence[str]) -> list[DataSet]:
     if action == "fetch" and not names:
         sizes = (f"{each.name} ({size_text(each.download_size)})" for each in CATALOGUE.values() if each.download_size)
-        raise ValueError(f"fetch: expected names of data sets, or all; those to download are {', '.join(sizes)}")
+        raise ValueError(f"fetch: expected names of data sets or all; the downloads are {', '.join(sizes)}")
     if not names or list(names) == ["all"]:
         return list(CATALOGUE.values())
     return list(dict.fromkeys(by_name(name) for name in names))
@@ -69,7 +71,7 @@ def _status(chosen: Sequence[DataSet], root: Path, named: bool) -> int:
 
 
 def _fetch(chosen: Sequence[DataSet], root: Path, named: bool) -> int:
-    """All that can be fetched, even if some cannot."""
+    """Fetch all data sets, even if some fail."""
     done = [_attempt(each, lambda each=each: _fetched(each, root)) for each in chosen]
     return 0 if all(done) else 1
 
@@ -80,7 +82,7 @@ def _fetched(each: DataSet, root: Path) -> None:
 
 
 def _check(chosen: Sequence[DataSet], root: Path, named: bool) -> int:
-    """What is not there is wrong only if it was asked for."""
+    """Check data sets. An absent one is an error only if it was named."""
     accepted = ("complete",) if named else ("complete", "absent")
     good = []
 
@@ -105,7 +107,7 @@ def _attempt(each: DataSet, action: Callable[[], None]) -> bool:
     return True
 
 
-def _show(each: DataSet, status: Status) -> None:
+def _show(each: DataSet, status: DataStatus) -> None:
     amount = f"{count_text(status.items, status.expected)} {each.unit}"
     size = f", {size_text(status.size)}" if status.size else ""
     print(f"\n{each.name:<16} {status.state}: {amount}{size}")

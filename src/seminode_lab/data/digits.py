@@ -1,4 +1,4 @@
-"""Digits of 8×8 pixels, which scikit-learn brings with it."""
+"""Digits of 8×8 pixels, which are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from .base import DataSet, Status
+from .base import DataSet, DataStatus
 from .errors import DataError
 from .images import Images, ImageSet
 
 IMAGES = 1797
-LEVELS = 17  # pixels are whole numbers from 0 to 16
+LEVELS = 17  # pixels are integers from 0 to 16
 
 
 def digits() -> Images:
-    """1,437 images (1, 8, 8) to train on and 360 to test on, as bytes from 0 to 16.
+    """1,437 training images (1, 8, 8) and 360 test images, as bytes from 0 to 16.
 
     The split is stratified by label: scikit-learn's `train_test_split` with `train_size=0.8` and `random_state=0`.
 
@@ -38,7 +38,7 @@ def _sklearn() -> tuple[Any, Any]:
     try:
         from sklearn import datasets, model_selection
     except ImportError as error:
-        raise ImportError('the digits come with scikit-learn: pip install "seminode[lab]"') from error
+        raise ImportError("the digits need scikit-learn: pip install 'seminode[lab]'") from error
     return datasets, model_selection
 
 
@@ -49,16 +49,16 @@ class Digits(DataSet):
     origin = "UCI Machine Learning Repository, inside scikit-learn"
     licence = "CC BY 4.0; in scikit-learn, BSD"
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         spec = importlib.util.find_spec("sklearn")
         file = None
         if spec is not None and spec.origin is not None:
             file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file is None or not file.is_file():
-            return Status("absent", expected=IMAGES, notes=('needs scikit-learn: pip install "seminode[lab]"',))
-        return Status("complete", file, IMAGES, IMAGES, file.stat().st_size)
+            return DataStatus("absent", expected=IMAGES, notes=("needs scikit-learn: pip install 'seminode[lab]'",))
+        return DataStatus("complete", file, IMAGES, IMAGES, file.stat().st_size)
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         if status.place is None:
             return status
@@ -70,4 +70,4 @@ class Digits(DataSet):
 
     def fetch(self, root: Path, progress: bool = True) -> None:
         if self.status(root).place is None:
-            raise DataError('digits: come with scikit-learn, which is not installed: pip install "seminode[lab]"')
+            raise DataError("digits: need scikit-learn, which is not installed: pip install 'seminode[lab]'")

@@ -1,4 +1,4 @@
-"""Downloads: resumed where they ended, checked before they count, in place only when whole."""
+"""Downloads, which are resumed after interruptions and moved into place after their checksum was verified."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .errors import DataError
 from .files import CHUNK, explained, mismatch, size_text
 
 TIMEOUT = 30.0  # seconds without a byte
-ATTEMPTS = 5  # at one address; each goes on where the last one ended
-PAUSE = 1.0  # seconds before the second of them, and longer before each of the others
+ATTEMPTS = 5  # per address; each resumes the previous one
+PAUSE = 1.0  # seconds before the second attempt; the pause grows with every attempt
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Resource:
     """A file to download.
 
     Arguments:
-        addresses: where it is, the first choice first.
-        name: of the file.
-        checksum: such as "sha256:…".
-        size: in bytes.
+        addresses: URLs in the order in which they are tried.
+        name: the name of the file.
+        checksum: for example "sha256:…".
+        size: bytes.
     """
 
     addresses: tuple[str, ...]
@@ -43,23 +43,23 @@ class Resource:
 
 
 class Interrupted(Exception):
-    """A transfer that ended before its time; another may go on from there."""
+    """A transfer ended early and can be resumed."""
 
 
 class Unreachable(Exception):
-    """An address that does not give what it should."""
+    """An address does not provide the file."""
 
 
 def download(resource: Resource, folder: Path, progress: bool = True) -> Path:
-    """The file in `folder`: as it is there if its checksum is right, or downloaded.
+    """Download a file into `folder`, unless it exists there with the right checksum; return its path.
 
-    What has arrived is kept in a file that ends in .part, from which the next call goes on.
+    An incomplete download is kept in a file that ends in .part, and the next call resumes it.
     """
     target = folder / resource.name
     if target.exists():
         wrong = mismatch(target, resource.checksum, progress)
         if wrong is not None:
-            raise DataError(f"{target}: {wrong}; not overwritten: move it away to download it again")
+            raise DataError(f"{target}: {wrong}; it is not overwritten; move it away to download it again")
         return target
     part = target.with_name(f"{target.name}.part")
     try:
@@ -71,14 +71,14 @@ def download(resource: Resource, folder: Path, progress: bool = True) -> Path:
         wrong = mismatch(part, resource.checksum, progress)
         if wrong is not None:
             part.unlink()
-            raise DataError(f"{resource.name}: what was downloaded is not what was published: {wrong}; it was removed")
+            raise DataError(f"{resource.name}: the download differs from the published file: {wrong}; it was removed")
         os.replace(part, target)
     return target
 
 
 @contextlib.contextmanager
 def _alone(part: Path) -> Iterator[None]:
-    """Two processes that append to one file would spoil it."""
+    """Lock the file, because two processes that append to it would corrupt it."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -104,7 +104,7 @@ def _from_any_address(resource: Resource, part: Path, progress: bool) -> None:
             return
         except Unreachable as error:
             reasons.append(f"{address}: {error}")
-    kept = f"; {size_text(_size(part))} are kept, and the next fetch goes on from there" if _size(part) else ""
+    kept = f"; {size_text(_size(part))} are kept, and the next fetch resumes from there" if _size(part) else ""
     raise DataError(f"could not download {resource.name}: {'; '.join(reasons)}{kept}")
 
 
@@ -125,14 +125,14 @@ def _from_address(address: str, resource: Resource, part: Path, progress: bool) 
 
 
 def _transfer(address: str, resource: Resource, part: Path, progress: bool) -> None:
-    """Append to `part` what is still missing of it."""
+    """Append the missing bytes to `part`."""
     have = _size(part)
     if have == resource.size:
-        return  # whole, but nobody was left to say so
+        return  # complete, but not yet moved into place
     if have > resource.size:
         have = 0
     with _opened(address, have) as response:
-        # A server that knows nothing of ranges starts again, and so do we.
+        # If the server does not support ranges, the download starts from the beginning.
         resumed = have > 0 and response.status == 206 and _start(response) == have
         have = have if resumed else 0
         _check_space(part, resource.size - have)
@@ -167,9 +167,9 @@ def _opened(address: str, have: int) -> Any:
         return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         with error:
-            if have and error.code == 416:  # there is no such range; the whole there may be
+            if have and error.code == 416:  # there is no such range, but the whole file may exist
                 return _opened(address, 0)
-            raise Unreachable(f"the server answers {error.code} {error.reason}") from error
+            raise Unreachable(f"the server answered {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         raise Interrupted(f"cannot be reached ({error.reason}); is there a network?") from error
     except (OSError, http.client.HTTPException) as error:
@@ -177,7 +177,7 @@ def _opened(address: str, have: int) -> Any:
 
 
 def _read(response: Any) -> bytes:
-    """A failure of the network must not be taken for one of the disk: both are OSErrors."""
+    """Read a chunk. Errors of the network are told apart from those of the disk, which are also OSErrors."""
     try:
         return response.read(CHUNK)
     except (OSError, http.client.HTTPException) as error:

@@ -1,19 +1,19 @@
-"""What can be wrong with data, and what a data set may warn of."""
+"""Errors and warnings of data sets."""
 
 from __future__ import annotations
 
 
 class DataError(RuntimeError):
-    """Data that cannot be had or is not what it should be; the message names the file or the address."""
+    """Data are unavailable or invalid. The message names the file or the address."""
 
 
 class MissingData(DataError):
-    """Data that are not there; the message says where they were looked for, and how to get them."""
+    """Data were not found. The message says where they were expected and how to get them."""
 
 
 class IncompleteDataWarning(UserWarning):
-    """A data set of which only a part is there: numbers found on it are not those of the whole."""
+    """Only a part of a data set exists, so results differ from those with the complete data set."""
 
 
 class CacheWarning(UserWarning):
-    """Something that was computed could not be kept, and will be computed again the next time."""
+    """A computed result could not be saved and will be computed again the next time."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and are what their checksums say."""
+"""Atomic writing and checksums of files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CHUNK = 1 << 20
 
 
 def size_text(size: int) -> str:
-    """
+    """A size with its unit.
+
     >>> size_text(4542), size_text(2428923189)
     ('4.54 kB', '2.43 GB')
     """
@@ -30,18 +31,18 @@ def size_text(size: int) -> str:
 
 
 def explained(error: OSError, path: Path) -> DataError:
-    """A file that cannot be written or read, in a sentence."""
+    """A one-sentence error about a file that cannot be read or written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             free = size_text(shutil.disk_usage(path.parent).free)
-            return DataError(f"{path}: no space left on the disk ({free} free); make room and run it again")
-        return DataError(f"{path}: no space left on the disk; make room and run it again")
+            return DataError(f"{path}: no space left on the disk ({free} free); free some space and run it again")
+        return DataError(f"{path}: no space left on the disk; free some space and run it again")
     return DataError(f"{path}: {error.strerror or error}")
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, which takes its place if all goes well and otherwise disappears."""
+    """A temporary file in the folder of `path`, which replaces `path` on success and is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)
@@ -49,7 +50,7 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         yield scratch
         with scratch.open("rb") as written:
-            os.fsync(written.fileno())  # else a crash may leave the name without the content
+            os.fsync(written.fileno())  # otherwise a crash may leave an empty file
         scratch.chmod(0o666 & ~_umask())
         os.replace(scratch, path)
     finally:
@@ -76,14 +77,14 @@ def digest(path: Path, algorithm: str, progress: bool = False) -> str:
 
 
 def _bar(path: Path, progress: bool) -> tqdm:
-    # None: only where somebody watches.
+    # None shows the bar only on a terminal.
     disable = None if progress else True
     total = path.stat().st_size
     return tqdm(total=total, desc=f"{path.name}: checksum", unit="B", unit_scale=True, leave=False, disable=disable)
 
 
 def mismatch(path: Path, checksum: str, progress: bool = False) -> str | None:
-    """What is wrong about a file that should have a checksum such as "md5:…"; None if nothing is."""
+    """Compare a file with a checksum such as "md5:…"; the difference in words, or `None` if they agree."""
     algorithm, _, expected = checksum.partition(":")
     found = digest(path, algorithm, progress)
     return None if found == expected else f"expected {algorithm} {expected}, found {found}"

@@ -1,4 +1,4 @@
-"""Where data lie: a folder that the user names, or one in the cache of the user."""
+"""The folder with data, which the user chooses, or one in the user's cache."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import sys
 from pathlib import Path
 
 VARIABLE = "SEMINODE_DATA"
-FEATURES = "features"  # what is computed from data, in a folder beside them
+FEATURES = "features"  # the folder of features that are computed from data
 
 
 def cache_dir() -> Path:
-    """The folder for caches of this user, as the platform has it."""
+    """The cache folder of the user, according to the platform's conventions."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
-        # The XDG specification has relative paths ignored.
+        # The XDG specification says that relative paths are ignored.
         given = Path(os.environ.get("XDG_CACHE_HOME") or "")
         base = given if given.is_absolute() else Path.home() / ".cache"
     return base / "seminode"
 
 
 def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder given, or that of the environment variable `SEMINODE_DATA`, or the cache of the user.
+    """The given folder, or that of the environment variable `SEMINODE_DATA`, or the user's cache.
 
-    It need not exist.
+    The folder may not exist.
 
     >>> data_dir("some/where").as_posix()
     'some/where'
@@ -39,6 +39,6 @@ def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def features_dir(root: Path) -> Path:
-    """Where to keep what is computed from data in `root`: there, or in the user's cache where it is not writable."""
+    """The folder for features of the data in `root`: below `root` if that is writable, else in the user's cache."""
     existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
     return (root if os.access(existing, os.W_OK) else cache_dir()) / FEATURES

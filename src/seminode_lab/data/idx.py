@@ -16,7 +16,7 @@ from .errors import DataError
 from .files import explained
 
 UINT8 = 0x08
-LIMIT = 1 << 31  # bytes; nothing that this reads is as large
+LIMIT = 1 << 31  # bytes; larger than any file of MNIST
 
 
 def read_idx(path: Path) -> Tensor:
@@ -41,7 +41,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    # A GzipFile reads as any other file does, but is not typed as one.
+    # A GzipFile can be read like any other file but is not typed as one.
     return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 

@@ -27,13 +27,13 @@ class ImageSet:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image."""
+        """The shape of one image."""
         channels, height, width = self.x.shape[1:]
         return channels, height, width
 
 
 class Images(NamedTuple):
-    """Images to train on and others to test on."""
+    """Training and test images."""
 
     train: ImageSet
     test: ImageSet

@@ -14,20 +14,21 @@ from torch import Tensor
 class MFCC:
     """Sound (…, samples) ↦ (…, frames, coefficients), in the dtype of the sound.
 
-    Frames of `window` samples, `hop` apart and centred, the ends reflected; a periodic Hann window; the power spectrum
-    |STFT|²; triangles equally spaced on the HTK mel scale 2595 log₁₀(1 + f/700) between 0 and half the rate, of height
-    one; log(energy + offset); the orthonormal DCT-II, of which the first coefficients are kept.
+    The transform consists of centred frames of `window` samples, `hop` samples apart, with reflected ends; a periodic
+    Hann window; the power spectrum |STFT|²; triangular filters of height one, equally spaced on the HTK mel scale
+    2595 log₁₀(1 + f/700) between 0 and half the rate; log(energy + offset); and the first coefficients of the
+    orthonormal DCT-II.
 
-    The defaults are those of Kidger, Chen and Lyons (2021). With them two triangles are so narrow that no frequency
-    falls into them. Their energies are always 0 and they stay in, as in the published features.
+    The defaults are those of Kidger, Chen and Lyons (2021). With them two filters are so narrow that they contain no
+    frequency. Their energies are always 0. They are kept, as in the published features.
 
     Arguments:
-        rate: samples a second.
-        window: samples in a frame; also the length of the Fourier transform.
-        hop: samples from one frame to the next.
-        mels: triangles.
-        coefficients: kept of the DCT.
-        offset: added to the energies, so that silence has a logarithm.
+        rate: samples per second.
+        window: samples per frame; also the length of the Fourier transform.
+        hop: samples between the starts of two frames.
+        mels: number of filters.
+        coefficients: number of DCT coefficients that are kept.
+        offset: added to the energies, so that the logarithm of silence is finite.
 
     Example:
         >>> MFCC()(torch.zeros(3, 16000)).shape
@@ -64,7 +65,8 @@ class MFCC:
 
 
 def mel(frequency: float) -> float:
-    """
+    """The HTK mel scale.
+
     >>> round(mel(1000.0), 2)
     999.99
     """
@@ -73,7 +75,7 @@ def mel(frequency: float) -> float:
 
 @lru_cache(maxsize=8)
 def filters(rate: int, window: int, mels: int) -> Tensor:
-    """Triangles as a matrix (frequencies, mels), in float64."""
+    """The triangular filters as a matrix (frequencies, mels), in float64."""
     frequencies = torch.linspace(0.0, rate / 2, window // 2 + 1, dtype=torch.float64)
     points = torch.linspace(0.0, mel(rate / 2), mels + 2, dtype=torch.float64)
     points = 700.0 * (10.0 ** (points / 2595.0) - 1.0)

@@ -1,11 +1,11 @@
-"""MNIST: handwritten digits, in the four files of the original."""
+"""MNIST: handwritten digits, in the four original files."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from .base import DataSet, Status, broken, found_in, located, warn_incomplete
+from .base import DataSet, DataStatus, broken, found_in, located, warn_incomplete
 from .download import Resource, download
 from .errors import DataError, MissingData
 from .files import mismatch
@@ -35,7 +35,7 @@ MARKS = (*FILES, *(name.removesuffix(".gz") for name in FILES))
 
 
 def mnist(root: str | os.PathLike[str] | None = None) -> Images:
-    """60,000 images (1, 28, 28) to train on and 10,000 to test on, as bytes, in the order of the files.
+    """60,000 training images (1, 28, 28) and 10,000 test images, as bytes, in the order of the files.
 
     Reference: LeCun, Bottou, Bengio and Haffner, Proceedings of the IEEE 86, 1998.
 
@@ -73,13 +73,13 @@ class MNIST(DataSet):
     title = "MNIST, handwritten digits"
     unit = "images"
     origin = MIRRORS[0]
-    licence = "none ships with it; cite LeCun et al. 1998"
+    licence = "none included; cite LeCun et al. 1998"
     download_size = sum(resource.size for resource in RESOURCES)
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         folder = found_in(root, PLACES, MARKS)
         if folder is None:
-            return Status("absent", expected=TOTAL)
+            return DataStatus("absent", expected=TOTAL)
         size, missing, items = 0, [], 0
         for part, expected in PARTS.items():
             for kind in ("images-idx3", "labels-idx1"):
@@ -89,9 +89,9 @@ class MNIST(DataSet):
                 except MissingData:
                     missing.append(f"{part}-{kind}-ubyte.gz")
         notes = (f"missing: {', '.join(missing)}",) if missing else ()
-        return Status("incomplete" if missing else "complete", folder, items, TOTAL, size, notes)
+        return DataStatus("incomplete" if missing else "complete", folder, items, TOTAL, size, notes)
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         folder = status.place
         if folder is None:
@@ -105,7 +105,7 @@ class MNIST(DataSet):
                     status = status.noting(f"{path}: {wrong}", state="broken") if wrong else status
                 elif plain.is_file():
                     read_idx(plain)
-                    status = status.noting(f"{plain.name} is not compressed: no sum is known to check it by")
+                    status = status.noting(f"{plain.name} is not compressed, and no checksum is known for it")
             except DataError as error:
                 status = broken(error, status)
         return status

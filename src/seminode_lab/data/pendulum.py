@@ -1,4 +1,4 @@
-"""The double pendulum's data set: simulated once, then kept."""
+"""The data set of the double pendulum, which is simulated once and then saved."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from ..models import pendulum as simulator
-from .base import DataSet, Status
+from .base import DataSet, DataStatus
 from .cache import cached
 from .errors import DataError
 from .folders import data_dir, features_dir
 
 FILE = "pendulum.safetensors"
 TOTAL = 28_800  # windows: 9 torques × 25 windows × 128 trials
-#: What the data set is made of; with another SciPy, other steps are possible.
+#: The parameters that determine the data set, together with the version of SciPy, which may choose other steps.
 PARAMETERS = (
     simulator.SEED,
     simulator.DT,
@@ -32,8 +32,8 @@ PARAMETERS = (
 def pendulum(root: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32) -> simulator.Split:
     """Windows (…, 8 times, 8 channels): 20,025 for training, 4,275 for validation, 4,500 for testing.
 
-    Those of `seminode_lab.models.pendulum.dataset`, which says what they are. The simulation, which takes about ten
-    seconds, is done once and kept below `root`.
+    They are those of `seminode_lab.models.pendulum.dataset`, which describes them. The simulation takes about ten
+    seconds; its result is saved below `root`.
     """
     found = cached(_path(data_dir(root)), _key(), lambda: {"trajectories": simulator.trajectories()})
     parts = simulator.split(found["trajectories"])
@@ -60,25 +60,25 @@ class Pendulum(DataSet):
     origin = "simulated by seminode_lab.models.pendulum"
     licence = "that of seminode, Apache-2.0"
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         path = _path(root)
         if path.is_file():
-            return Status("complete", path, TOTAL, TOTAL, path.stat().st_size)
+            return DataStatus("complete", path, TOTAL, TOTAL, path.stat().st_size)
         note = "is simulated when it is first needed, in about ten seconds" if _scipy() else "needs SciPy"
-        return Status("absent", expected=TOTAL, notes=(note,))
+        return DataStatus("absent", expected=TOTAL, notes=(note,))
 
-    def check(self, root: Path, progress: bool = True) -> Status:
-        """Simulate the first trials again, and compare."""
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
+        """Simulate the first trials again and compare them with the saved ones."""
         status = self.status(root)
         if status.place is None or not _scipy():
             return status
         found = cached(_path(root), _key(), lambda: {"trajectories": simulator.trajectories()})["trajectories"]
         first = simulator.trajectories(trials=2)
         if found.shape != (9, simulator.TRIALS, simulator.STEPS, 8) or not torch.equal(found[:, :2], first):
-            return status.noting(f"{status.place}: not what the simulator gives; remove it", state="broken")
+            return status.noting(f"{status.place}: differs from the simulation; remove it", state="broken")
         return status
 
     def fetch(self, root: Path, progress: bool = True) -> None:
         if not _scipy():
-            raise DataError('pendulum: simulating it needs SciPy: pip install "seminode[lab]"')
+            raise DataError("pendulum: the simulation needs SciPy: pip install 'seminode[lab]'")
         pendulum(root)

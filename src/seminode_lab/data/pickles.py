@@ -1,7 +1,7 @@
-"""Pickled arrays of bytes, read without running anything that a pickle could bring with it.
+"""A reader for pickled arrays of bytes that runs no code from the pickle.
 
-A pickle is a program. This reader knows the few functions that pickled uint8 arrays call, replaces each by an inert
-record of its arguments, and refuses all others; not even NumPy runs.
+A pickle is a program. This reader replaces the few functions that pickled uint8 arrays call by functions that only
+record their arguments, and refuses all others. Not even NumPy is called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import DataError
 
 
 class _Function:
-    """What a pickle may call. A class or a plain function could be changed by the pickle, this cannot."""
+    """A function that a pickle may call. Unlike a class or a plain function, it cannot be modified by the pickle."""
 
     __slots__ = ("_call",)
 
@@ -35,13 +35,13 @@ class _Function:
 
 
 class _Dtype:
-    """NumPy's description of an element; only bytes are of interest."""
+    """The data type of an array; only bytes are supported."""
 
     def __init__(self, kind: Any, *_: Any):
         self.kind = kind
 
     def __setstate__(self, state: Any) -> None:
-        pass  # byte order and alignment, which a byte does not have
+        pass  # byte order and alignment, which do not matter for bytes
 
 
 class _Array:
@@ -79,14 +79,14 @@ def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> _Array:
 
 
 def _encode(text: Any, encoding: Any = None) -> bytes:
-    """How old protocols write bytes."""
+    """Bytes as old protocols write them."""
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError("refused to encode anything but bytes written as latin1")
     return text.encode("latin1")
 
 
 ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): lambda *_: None,  # only ever named, as the argument of _reconstruct
+    ("numpy", "ndarray"): lambda *_: None,  # used only as the argument of _reconstruct
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _encode,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
@@ -103,9 +103,9 @@ class _Reader(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """The content of a pickle made of dicts, lists, tuples, numbers, strings and uint8 arrays; these as tensors.
+    """The content of a pickle of dicts, lists, tuples, numbers, strings and uint8 arrays.
 
-    Strings of Python 2 become bytes.
+    Arrays become tensors, and strings of Python 2 become bytes.
     """
     try:
         content = path.read_bytes()
@@ -114,7 +114,7 @@ def read_pickle(path: Path) -> Any:
         raise DataError(f"{path}: {error.strerror or error}") from error
     except RecursionError as error:
         raise DataError(f"{path}: corrupted or not to be trusted (nested too deeply)") from error
-    except Exception as error:  # whatever a broken program may do
+    except Exception as error:  # a corrupted pickle may cause any error
         raise DataError(f"{path}: corrupted or not to be trusted ({error})") from error
 
 

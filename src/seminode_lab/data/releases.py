@@ -1,4 +1,4 @@
-"""The releases of Speech Commands, and what a folder in their layout holds."""
+"""The releases of Speech Commands, and the clips in a folder with their layout."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .base import count_text
 from .errors import DataError
 from .files import explained
 
-#: In the order of their labels.
+#: The words in the order of their labels.
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 LISTS = ("validation_list.txt", "testing_list.txt")
 
 
 @dataclass(frozen=True)
 class Release:
-    """What a release holds of the ten words.
+    """The numbers of clips of the ten words in a release.
 
     Attributes:
-        clips: of each word, in the order of `WORDS`.
-        kept: how many of them have exactly 16,000 samples.
-        listed: how many are for validation and for testing.
+        clips: clips of each word, in the order of `WORDS`.
+        kept: clips with exactly 16,000 samples.
+        listed: clips for validation and for testing.
     """
 
     name: str
@@ -47,7 +47,7 @@ V1 = Release("v0.01", (2377, 2375, 2375, 2359, 2353, 2367, 2367, 2357, 2380, 237
 
 @dataclass(frozen=True)
 class Clip:
-    """A wav file: what it says, where it is, and whether it is still the same file."""
+    """A wav file: its word, path, size and time of modification."""
 
     word: str
     path: Path
@@ -56,7 +56,7 @@ class Clip:
 
     @property
     def name(self) -> str:
-        """As in the lists."""
+        """The name in the lists of the release."""
         return f"{self.word}/{self.path.name}"
 
     @property
@@ -65,13 +65,13 @@ class Clip:
 
 
 def clips_in(folder: Path) -> list[Clip]:
-    """All wav files of the ten words: word by word, and then by name, so that their order is everywhere the same."""
+    """All wav files of the ten words, sorted by word and name, so that their order is the same on all systems."""
     found = []
     for word in WORDS:
         if not (folder / word).is_dir():
             continue
         try:
-            # Some systems put hidden files beside those that they copy.
+            # Some systems add hidden files when they copy a folder.
             entries = [entry for entry in os.scandir(folder / word) if re.fullmatch(r"[^.].*\.wav", entry.name)]
         except OSError as error:
             raise explained(error, folder / word) from error
@@ -82,7 +82,7 @@ def clips_in(folder: Path) -> list[Clip]:
 
 
 def listed_in(folder: Path) -> tuple[set[str], set[str]]:
-    """Names of the clips of the ten words that are for validation, and of those for testing."""
+    """The names of the clips for validation and for testing, of the ten words."""
     validation, testing = (_names(folder / name) for name in LISTS)
     return validation, testing
 
@@ -98,12 +98,12 @@ def _names(path: Path) -> set[str]:
 
 
 def release_in(folder: Path) -> Release:
-    """Which release a folder is of, as its lists tell; v0.02 where they do not."""
+    """The release of a folder, according to its lists; v0.02 if they match none."""
     validation, testing = listed_in(folder)
     return V1 if (len(validation), len(testing)) == V1.listed else V2
 
 
 def missing_text(clips: Mapping[str, int], release: Release) -> str:
-    """How many of which words, where they are not all there."""
+    """The words with missing clips and their counts, in words."""
     pairs = ((word, clips.get(word, 0), count) for word, count in zip(WORDS, release.clips, strict=True))
     return ", ".join(f"{word} {count_text(found, count)}" for word, found, count in pairs if found != count)

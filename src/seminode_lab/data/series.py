@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SeriesSet:
-    """Series (number, longest, channels), NaN after their ends; their lengths and labels, both (number,)."""
+    """Series (number, longest, channels), padded with NaN, and their lengths and labels, both (number,)."""
 
     x: Tensor
     lengths: Tensor
@@ -28,10 +28,10 @@ class SeriesSet:
         return int(self.labels.max()) + 1
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of every channel, over all series and their own times."""
+        """Mean and standard deviation of every channel over all series, without padding."""
         values = self.x[torch.arange(self.x.shape[1]) < self.lengths[:, None]]
         return values.mean(0), values.std(0)
 
     def normalised(self, mean: Tensor, std: Tensor) -> SeriesSet:
-        """With statistics that are, as a rule, those of the training set."""
+        """The series, normalised with the given statistics, usually those of the training set."""
         return replace(self, x=(self.x - mean).div_(std + 1e-5))

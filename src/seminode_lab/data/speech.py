@@ -1,4 +1,4 @@
-"""Speech Commands: ten words, said by thousands of people, as series of cepstrum coefficients."""
+"""Speech Commands: ten words, spoken by thousands of people, as series of cepstrum coefficients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .archives import SUMS, unpack, wrong_sums
-from .base import DataSet, Status, found_in, located, warn_incomplete
+from .base import DataSet, DataStatus, found_in, located, warn_incomplete
 from .cache import cached
 from .download import Resource, download
 from .errors import DataError
@@ -44,7 +44,7 @@ Split = Literal["published", "official"]
 
 
 class Speech(NamedTuple):
-    """Series to train on, to choose by, and to test on."""
+    """Series for training, validation and testing."""
 
     train: SeriesSet
     validation: SeriesSet
@@ -57,23 +57,22 @@ def speech_commands(
     normalise: bool = True,
     progress: bool = False,
 ) -> Speech:
-    """Series (161 frames, 20 coefficients) of clips of one second; labels 0–9 are yes, no, up, down, left, right, on,
-    off, stop, go.
+    """Series (161 frames, 20 coefficients) of one-second clips of ten words.
 
-    Only clips of exactly 16,000 samples are kept: 34,975 of release v0.02. Features are
-    [`MFCC`][seminode_lab.data.MFCC]; each of the 20 channels is normalised by the mean and standard deviation
-    of the training series. The first call computes the features and keeps them below `root`; they are computed again
-    when the name, size or time of change of a clip is another.
+    Labels 0–9 are yes, no, up, down, left, right, on, off, stop, go. Only clips of exactly 16,000 samples are kept:
+    34,975 of release v0.02. Features are [`MFCC`][seminode_lab.data.MFCC]; each of the 20 channels is normalised with
+    the mean and standard deviation of the training series. The first call computes the features and saves them below
+    `root`. They are computed again if the name, size or modification time of a clip changes.
 
     Reference: Warden, *Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition*, arXiv:1804.03209, 2018.
 
     Arguments:
         root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache. Release v0.02 or v0.01, in
             the official layout, in `speech_commands_v0.02`, `speech_commands` or `root` itself.
-        split: `"published"` is that of Kidger, Chen and Lyons (2021): 70, 15 and 15 %, stratified by label, so of v0.02
-            24,482, 5,246 and 5,247 clips; a speaker may be heard in all three. `"official"` is that of the release's
-            own lists, which keep all clips of a speaker in one part.
-        normalise: whether to.
+        split: `"published"` is that of Kidger, Chen and Lyons (2021): 70, 15 and 15 %, stratified by label, which is
+            24,482, 5,246 and 5,247 clips of v0.02. A speaker may be in all three parts. `"official"` is that of the
+            lists of the release, which keep all clips of a speaker in one part.
+        normalise: whether to normalise the channels.
         progress: whether to show a bar while features are computed.
     """
     if split not in SPLITS:
@@ -99,12 +98,12 @@ def _series(x: Tensor, labels: Tensor, rows: Tensor) -> SeriesSet:
 
 
 def _features(folder: Path, clips: Sequence[Clip], root: Path, progress: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of the clips that are kept, their labels, and their places among all clips."""
+    """Features of the clips that are kept, their labels, and their indices among all clips."""
     transform = MFCC()
     source = hashlib.sha256(repr((1, transform, SAMPLES)).encode())
     for clip in clips:
         source.update(f"{clip.name}\0{clip.size}\0{clip.changed}\n".encode())
-    # One file a folder: what is computed again replaces what it makes obsolete.
+    # One file per folder, so that new features replace obsolete ones.
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     path = features_dir(root) / f"speech_commands_mfcc_{name}.safetensors"
     found = cached(path, source.hexdigest(), lambda: _computed(clips, transform, progress))
@@ -112,7 +111,7 @@ def _features(folder: Path, clips: Sequence[Clip], root: Path, progress: bool) -
 
 
 def _computed(clips: Sequence[Clip], transform: MFCC, progress: bool) -> dict[str, Tensor]:
-    # All in one place from the start: with a list of parts, there would be everything twice in the end.
+    # Allocated at once: concatenating a list of parts would take twice the memory.
     shape = transform(torch.zeros(SAMPLES)).shape
     x, rows, batch = torch.empty(len(clips), *shape), [], []
     for row, clip in enumerate(tqdm(clips, desc="features", unit=" clips", disable=None if progress else True)):
@@ -121,7 +120,7 @@ def _computed(clips: Sequence[Clip], transform: MFCC, progress: bool) -> dict[st
             rows.append(row)
             batch.append(sound)
         if batch and (len(batch) == BATCH or row == len(clips) - 1):
-            # In float32, the logarithms of weak frequencies beside strong ones would have three or four digits only.
+            # In float32, the logarithms of weak frequencies next to strong ones have only three or four correct digits.
             x[len(rows) - len(batch) : len(rows)] = transform(torch.stack(batch).double() / 2**15)
             batch = []
     if not rows:
@@ -138,8 +137,8 @@ def _warn_if_incomplete(folder: Path, clips: Sequence[Clip], kept: int) -> None:
         warn_incomplete(
             "speech_commands",
             folder,
-            f"{len(clips):,} clips against {release.total:,} of {release.name}{words}, {kept:,} of exactly "
-            f"{SAMPLES:,} samples against {release.kept:,}",
+            f"{len(clips):,} of {release.total:,} clips of {release.name}{words}, {kept:,} of {release.kept:,} clips "
+            f"with exactly {SAMPLES:,} samples",
         )
 
 
@@ -160,15 +159,15 @@ def _train_test_split() -> Any:
     try:
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise ImportError('the published split is drawn by scikit-learn: pip install "seminode[lab]"') from error
+        raise ImportError("the published split needs scikit-learn: pip install 'seminode[lab]'") from error
     return train_test_split
 
 
 def official_split(names: Sequence[str], folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by the lists of the release."""
+    """Rows for training, validation and testing according to the lists of the release."""
     for name in LISTS:
         if not (folder / name).is_file():
-            raise DataError(f"{folder / name}: is not there, but split='official' reads it")
+            raise DataError(f"{folder / name}: does not exist, but split='official' needs it")
     validation, testing = listed_in(folder)
     parts = [0 if name not in validation | testing else 1 + (name in testing) for name in names]
     which = torch.tensor(parts)
@@ -187,24 +186,24 @@ class SpeechCommands(DataSet):
     licence = "CC BY 4.0"
     download_size = ARCHIVE.size
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         folder = found_in(root, PLACES, WORDS)
         if folder is None:
-            return Status("absent", expected=V2.total)
+            return DataStatus("absent", expected=V2.total)
         clips, release = clips_in(folder), release_in(folder)
-        status = Status("complete", folder, len(clips), release.total, sum(clip.size for clip in clips))
+        status = DataStatus("complete", folder, len(clips), release.total, sum(clip.size for clip in clips))
         told = tuple(map(len, listed_in(folder))) == release.listed
-        note = f"release {release.name}" if told else f"taken for release {release.name}; its lists are of no known one"
+        note = f"release {release.name}" if told else f"taken for {release.name}; its lists match no known release"
         status = replace(status.noting(note), origin=release.address)
         if release is not V2:
-            status = status.noting(f"published numbers are those of {V2.name}, which has {V2.total:,}")
+            status = status.noting(f"the published numbers are from {V2.name}, which has {V2.total:,}")
         missing = missing_text(Counter(clip.word for clip in clips), release)
         if missing:
             status = status.noting(f"missing: {missing}", state="incomplete")
         lists = [name for name in LISTS if not (folder / name).is_file()]
         return status.noting(f"missing: {', '.join(lists)}", state="incomplete") if lists else status
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         folder = status.place
         if folder is None:
@@ -212,20 +211,23 @@ class SpeechCommands(DataSet):
         release = release_in(folder)
         wrong, kept = wrong_sums(folder, progress), 0
         if wrong is None:
-            # Only what we unpacked ourselves has sums; none are published for single clips.
-            status, wrong = status.noting(f"no {SUMS} to compare clips with; their form and number were checked"), []
+            # Only archives that seminode has unpacked have checksums; none are published for single clips.
+            status, wrong = (
+                status.noting(f"no {SUMS} to compare clips with; only their format and number were checked"),
+                [],
+            )
         clips = tqdm(clips_in(folder), desc="clips", leave=False, disable=None if progress else True)
         for clip in clips:
             try:
                 kept += read_wav(clip.path, SAMPLES) is not None
             except DataError as error:
                 wrong.append(str(error))
-        status = status.noting(f"{kept:,} clips of exactly {SAMPLES:,} samples against {release.kept:,}")
+        status = status.noting(f"{kept:,} of {release.kept:,} clips have exactly {SAMPLES:,} samples")
         if wrong:
             more = f", and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
             return status.noting("; ".join(wrong[:5]) + more, state="broken")
         if status.state == "complete" and kept != release.kept:
-            return status.noting("all clips are there, but they are not those of the release", state="broken")
+            return status.noting("all clips exist, but they are not those of the release", state="broken")
         return status
 
     def fetch(self, root: Path, progress: bool = True) -> None:
@@ -233,7 +235,7 @@ class SpeechCommands(DataSet):
         if status.state == "complete" and release_in(status.place or root) is V2:
             return
         if (root / TARGET).exists():
-            raise DataError(f"{root / TARGET}: is incomplete, and is not overwritten; move it away to fetch it again")
+            raise DataError(f"{root / TARGET}: is incomplete and is not overwritten; move it away to fetch it again")
         brought = not (root / ARCHIVE.name).exists()
         archive = download(ARCHIVE, root, progress)
         unpack(archive, root / TARGET, progress=progress)

@@ -1,4 +1,4 @@
-"""Japanese Vowels: nine speakers, told apart by how they say /ae/. Shipped with the package."""
+"""Japanese Vowels: utterances of /ae/ by nine speakers. The data are shipped with the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import DataSet, Status
+from .base import DataSet, DataStatus
 from .files import mismatch
 from .series import SeriesSet
 
@@ -20,7 +20,7 @@ CHANNELS, SERIES = 12, 640
 
 
 class Vowels(NamedTuple):
-    """270 series of 30 utterances a speaker to train on, 370 others to test on."""
+    """270 training series, 30 per speaker, and 370 test series."""
 
     train: SeriesSet
     test: SeriesSet
@@ -43,7 +43,7 @@ def japanese_vowels(dtype: torch.dtype = torch.float32) -> Vowels:
         numbers = numbers.view(torch.uint8).reshape(-1, 4).flip(1).contiguous().view(torch.int32).flatten()
     count = int(numbers[:2].sum())
     lengths, labels, values = numbers[2:].split([count, count, len(numbers) - 2 - 2 * count])
-    # From whole numbers, in float64: a decimal becomes the nearest float of the wanted dtype.
+    # Divided in float64, so that each decimal becomes the nearest number of the requested dtype.
     values = (values.double() / 1e6).to(dtype)
     x = values.new_full((count, int(lengths.max()), CHANNELS), float("nan"))
     for series, own in zip(x, values.split((CHANNELS * lengths).tolist()), strict=True):
@@ -64,15 +64,15 @@ class JapaneseVowels(DataSet):
     origin = "UCI Machine Learning Repository, https://doi.org/10.24432/C5NS47; shipped with the package"
     licence = "CC BY 4.0"
 
-    def status(self, root: Path) -> Status:
+    def status(self, root: Path) -> DataStatus:
         if not FILE.is_file():
-            return Status("absent", expected=SERIES, notes=("is not in this installation; install seminode again",))
-        return Status("complete", FILE, SERIES, SERIES, FILE.stat().st_size)
+            return DataStatus("absent", expected=SERIES, notes=("is missing in this installation; reinstall seminode",))
+        return DataStatus("complete", FILE, SERIES, SERIES, FILE.stat().st_size)
 
-    def check(self, root: Path, progress: bool = True) -> Status:
+    def check(self, root: Path, progress: bool = True) -> DataStatus:
         status = self.status(root)
         wrong = mismatch(FILE, CHECKSUM) if status.place is not None else None
-        return status.noting(f"{FILE}: {wrong}; install seminode again", state="broken") if wrong else status
+        return status.noting(f"{FILE}: {wrong}; reinstall seminode", state="broken") if wrong else status
 
     def fetch(self, root: Path, progress: bool = True) -> None:
-        pass  # it is where the package is
+        pass  # it is part of the package

@@ -15,16 +15,16 @@ RATE = 16_000
 
 
 def read_wav(path: Path, samples: int | None = None, rate: int = RATE) -> Tensor | None:
-    """The int16 samples of a mono wav file; None if `samples` is given and the file is of another length.
+    """The int16 samples of a mono wav file; `None` if `samples` is given and the file has another length.
 
-    Of a file of another length only the header is read.
+    Of a file of another length, only the header is read.
     """
     try:
-        # wave does not close a file that it was given by name and refuses.
+        # If wave opens an invalid file by name, it does not close it.
         with path.open("rb") as file, wave.open(file) as sound:
             _check(path, "channel", 1, sound.getnchannels())
-            _check(path, "bits a sample", 16, 8 * sound.getsampwidth())
-            _check(path, "samples a second", rate, sound.getframerate())
+            _check(path, "bits per sample", 16, 8 * sound.getsampwidth())
+            _check(path, "samples per second", rate, sound.getframerate())
             count = sound.getnframes()
             if samples is not None and count != samples:
                 return None
@@ -34,10 +34,10 @@ def read_wav(path: Path, samples: int | None = None, rate: int = RATE) -> Tensor
     except OSError as error:
         raise explained(error, path) from error
     if len(content) != 2 * count:
-        raise DataError(f"{path}: truncated: its header promises {count:,} samples, found {len(content) // 2:,}")
+        raise DataError(f"{path}: truncated: expected {count:,} samples from its header, found {len(content) // 2:,}")
     if not count:
         return torch.empty(0, dtype=torch.int16)
-    # wave has put the file's little-endian numbers into the order of the machine.
+    # wave has converted the little-endian numbers of the file to the byte order of the machine.
     return torch.frombuffer(bytearray(content), dtype=torch.int16)
 
 

@@ -1,4 +1,4 @@
-"""Figures of the paper and our own, out of run folders: nothing is computed here that a run has not measured."""
+"""The figures of the paper and further ones, drawn from run folders. They show only what runs have measured."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["Drawn", "Picture", "draw_all", "pictures"]
 
 
 def pictures(runs: Sequence[Finished], folder: Path) -> list[Picture]:
-    """All that complete runs, and the measurements in a folder, have to show; in the paper's order, then our own."""
+    """All figures of complete runs and of measurements in a folder: those of the paper in its order, then others."""
     whole = complete(runs)
     subjects = (curves, control, histograms, ratio, costs)
     found = [picture for subject in subjects for picture in subject.pictures(whole)]
     found += precision.pictures(folder)
-    return sorted(found, key=lambda picture: picture.animate is not None)  # what moves is the last
+    return sorted(found, key=lambda picture: picture.animate is not None)  # animations come last
 
 
 def draw_all(runs: Sequence[Finished], folder: Path, out: Path) -> list[Drawn]:
-    """Draw everything for which there is something, as PNG and SVG, into `out`.
+    """Draw all figures for which there are data, as PNG and SVG, into `out`.
 
     Arguments:
-        runs: run folders, as `store.runs` reads them; those that are not complete are left out.
-        folder: where the files `precision-<experiment>.json` of `measuring.measure` are.
-        out: made if it is not there. What it holds under the same names is replaced.
+        runs: run folders, as `store.runs` reads them. Incomplete runs are left out.
+        folder: the folder with the files `precision-<experiment>.json` of `measuring.measure`.
+        out: a folder, which is created if it does not exist. Files with the same names are replaced.
     """
     check_matplotlib()
     return [save(picture, out) for picture in pictures(runs, folder)]

@@ -1,4 +1,4 @@
-"""The swing-up as it moves: the pendulum with a trail of its tip, and the torques beside it."""
+"""An animation of the swing-up: the pendulum with a trail of its tip, and the torques."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .swing import Swing
 
 WORLD = 2.2  # lengths of a link from the pivot to the edge of the picture
 TRAIL = 20  # frames
-SIZE, PIXELS = (4.0, 2.8), 90  # inches, and how many to an inch
+SIZE, PIXELS = (4.0, 2.8), 90  # inches, and pixels per inch
 PALETTE = 48  # colours
 REST = 1500  # milliseconds of the last frame
 
@@ -56,7 +56,7 @@ class Stage:
             bar.set_height(torque)
 
     def frames(self) -> Iterator[Any]:
-        """Every state as an image. What does not move is drawn once, which makes this ten times quicker."""
+        """Every state as an image. The static parts are drawn once, which makes this ten times faster."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from PIL import Image
 
@@ -76,11 +76,11 @@ class Stage:
 
 @styled
 def animate(swing: Swing, path: Path) -> None:
-    """A GIF in the pendulum's own time, which rests on the last state for a while and starts again."""
+    """Write a GIF in real time, which pauses on the last state and repeats."""
     from PIL import Image
 
     frames = list(Stage(swing).frames())
-    # One palette for all: frames then differ only where something moves, and nothing else is kept of them.
+    # With one palette for all frames, they differ only where something moves, and only that is stored.
     palette = frames[len(frames) // 3].quantize(PALETTE)
     first, *rest = [frame.quantize(PALETTE, palette=palette, dither=Image.Dither.NONE) for frame in frames]
     step = round(1000 * swing.dt)

@@ -1,4 +1,4 @@
-"""F2, F3 and the moving picture: a model of the pendulum, once trained, swings the true one up."""
+"""F2, F3 and an animation: a trained model of the pendulum swings up the true one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..measures import result
+from ..measures import GAINS, result
 from ..store import Finished
 from .animation import animate
 from .selection import of_experiment
 from .style import LABELS, Picture, new_figure, styled
 from .swing import Swing, swing_figure
 
-#: The published frames are of a seminorm-trained model, ours too if there is one.
+#: The published frames show a model trained with the seminorm. So do ours, if there is one.
 PREFERRED = ("seminorm", "published", "mixed", "best")
-GAINS = {"published": "the published gains", "braked": "a brake in proportion to the learned mass"}
+
 FRAMES = range(0, 200, 20)
 WORLD, HALF_WIDTH = 2.2, 0.1
 LINK, JOINT = (0.0, 0.8, 0.8), (0.8, 0.8, 0.0)
@@ -26,23 +26,24 @@ LINK, JOINT = (0.0, 0.8, 0.8), (0.8, 0.8, 0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """A swing-up to be shown, and what to say about it."""
+    """The swing-up that is shown, and its description."""
 
     swing: Swing
     run: Finished
     gains: str
     settled: float | None
-    tally: str  # of all runs
+    counts: str  # over all runs
 
     @property
     def sentence(self) -> str:
-        end = "it does not settle" if self.settled is None else f"it stays upright from {self.settled:.1f} s on"
+        end = "does not settle" if self.settled is None else f"stays upright from {self.settled:.1f} s on"
         seed, mode = self.run.settings["seed"], LABELS[self.run.settings["mode"]]
-        return f"The true pendulum under {GAINS[self.gains]} (trained with {mode}, seed {seed}): {end}. {self.tally}"
+        gains = GAINS[self.gains]
+        return f"With {gains}, the true pendulum {end} (model trained with {mode}, seed {seed}). {self.counts}"
 
 
 def choose(runs: Sequence[Finished]) -> Choice | None:
-    """The first run whose pendulum settles with the published gains; else with a brake; else the first there is."""
+    """The first run whose pendulum settles with the published gains, else with damping, else the first run."""
     order = sorted(runs, key=lambda run: (PREFERRED.index(run.settings["mode"]), run.settings["seed"]))
     kept = [(run, run.arrays("control")) for run in order]
     for wanted in (True, False):
@@ -51,19 +52,19 @@ def choose(runs: Sequence[Finished]) -> Choice | None:
                 settled = settled_at(run, gains)
                 if f"{gains}_states" in arrays and (settled is not None or not wanted):
                     swing = Swing(arrays["ts"], arrays[f"{gains}_states"], arrays[f"{gains}_torques"])
-                    return Choice(swing, run, gains, settled, tally([run for run, arrays in kept if arrays]))
+                    return Choice(swing, run, gains, settled, settled_counts([run for run, arrays in kept if arrays]))
     return None
 
 
 def settled_at(run: Finished, gains: str) -> float | None:
-    """From when on the pendulum stands; never if the simulation broke off."""
+    """The time from which on the pendulum stays upright; `None` if it never does or the simulation failed."""
     said = result(run).get("control", {}).get(gains)
     return None if said is None else said["settled"]
 
 
-def tally(runs: Sequence[Finished]) -> str:
+def settled_counts(runs: Sequence[Finished]) -> str:
     published, braked = (sum(settled_at(run, gains) is not None for run in runs) for gains in GAINS)
-    return f"Of {len(runs)} runs, {published} settle with the published gains and {braked} with the brake."
+    return f"Of {len(runs)} runs, {published} settle with the published gains and {braked} with the damping."
 
 
 @styled
@@ -92,7 +93,7 @@ def frames_picture(choice: Choice) -> Picture:
         axes.set(xlim=(-WORLD, WORLD), ylim=(-WORLD, WORLD), xticks=[], yticks=[])
         axes.spines[["top", "right"]].set_visible(True)
     caption = f"States 0, 20, …, 180: seconds 0 to 9. {choice.sentence}"
-    return Picture("f2-control-frames", "F2, the pendulum is swung up", caption, figure)
+    return Picture("f2-control-frames", "F2, the swing-up of the pendulum", caption, figure)
 
 
 @styled
@@ -118,12 +119,12 @@ def evolution_picture(choice: Choice) -> Picture:
     for axes in panels[1]:
         axes.set_xlabel("t (s)")
     caption = f"Angles, velocities and torques over 20 s; dashed lines are the targets. {choice.sentence}"
-    return Picture("f3-state-evolution", "F3, the pendulum's state on the way up", caption, figure)
+    return Picture("f3-state-evolution", "F3, the state of the pendulum during the swing-up", caption, figure)
 
 
 def swing_picture(choice: Choice) -> Picture:
-    """Our own: still and moving."""
-    caption = f"In the pendulum's own time, with the way of its tip and the torques. {choice.sentence}"
+    """Our own figure: an image and an animation."""
+    caption = f"In real time, with the path of the tip and the torques. {choice.sentence}"
     figure: Any = swing_figure(choice.swing)
     return Picture("swing-up", "The swing-up", caption, figure, partial(animate, choice.swing))
 

@@ -1,4 +1,4 @@
-"""What an epoch of training costs, in evaluations and in seconds, for every row and mode."""
+"""The cost of a training epoch in evaluations and seconds, for every row and mode."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .style import COLOURS, INK, LABELS, Picture, new_figure, styled
 
 
 def evaluations(run: Finished) -> tuple[float, float]:
-    """Forward and backward evaluations of an epoch, the mean over all."""
+    """Forward and backward evaluations per epoch, averaged over all epochs."""
     epochs = result(run)["epochs"]
     return forward_nfe(run) / epochs, true_nfe(run) / epochs
 
 
 @styled
 def costs_picture(runs: Sequence[Finished]) -> Picture:
-    """A row of panels for every experiment: evaluations, seconds."""
+    """One row of panels per experiment: evaluations and seconds."""
     experiments = [name for name in EXPERIMENTS if of_experiment(runs, name)]
     rows = {name: by_row(of_experiment(runs, name)) for name in experiments}
     heights = [0.5 + 0.22 * sum(len(modes) + 1 for modes in rows[name].values()) for name in experiments]
@@ -31,19 +31,19 @@ def costs_picture(runs: Sequence[Finished]) -> Picture:
     panels = figure.subplots(len(experiments), 2, squeeze=False, height_ratios=heights)
     for name, (counts, times) in zip(experiments, panels, strict=True):
         _draw(counts, times, rows[name])
-        counts.set_title(f"{KINDS[name]}: evaluations an epoch")
-        times.set_title("Seconds an epoch")
+        counts.set_title(f"{KINDS[name]}: evaluations per epoch")
+        times.set_title("Seconds per epoch")
     figure.legend(handles=_handles(), loc="outside lower center", ncols=6)
     presets = ", ".join(sorted({run.settings["preset"] for run in runs}))
     caption = (
-        f"Means over {counted(len(runs), 'run')} (preset {presets}), a dot for each run: evaluations of the field "
-        "forward (pale) and backward (full), and the seconds of training, both per epoch."
+        f"Evaluations of the field, forward (pale) and backward (full), and seconds of training, both per epoch: means "
+        f"over {counted(len(runs), 'run')} (preset {presets}), with one dot per run."
     )
-    return Picture("costs", "What an epoch costs", caption, figure)
+    return Picture("costs", "The cost of an epoch", caption, figure)
 
 
 def _draw(counts: Any, times: Any, rows: dict[str, ByMode]) -> None:
-    """Bars of the modes, row under row."""
+    """Draw the bars of all modes and rows."""
     y, ticks = 0.0, []
     for modes in rows.values():
         ticks.append((y + (len(modes) - 1) / 2, row_label(modes)))

@@ -1,4 +1,4 @@
-"""F1a and F1b: the neural CDE's accuracy, and what a backward pass costs, in the course of training."""
+"""F1a and F1b: the accuracy and the backward cost of the neural CDE during training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..store import Finished
 from .selection import ByMode, by_data, by_row, made_of, of_experiment, tolerances
 from .style import COLOURS, LABELS, Picture, new_figure, styled
 
-#: Of the published curves, as inferred from where they end.
+#: The tolerance of the published curves, inferred from their final values.
 MEDIUM = TOLERANCES[1][0]
 SIZE = (7.0, 2.0)
 PAPER_MODES = ("mixed", "seminorm")
@@ -21,7 +21,7 @@ Value = Callable[[Mapping[str, Any]], float]
 
 
 class Curve(NamedTuple):
-    """Mean and sample standard deviation over runs, epoch by epoch; no deviation (NaN) of a single run."""
+    """Mean and sample standard deviation over runs at each epoch; the deviation of a single run is NaN."""
 
     epochs: np.ndarray
     mean: np.ndarray
@@ -37,7 +37,7 @@ def backward_nfe(evaluation: Mapping[str, Any]) -> float:
 
 
 def curve(runs: Sequence[Finished], value: Value, drop_lowest: bool = False) -> Curve:
-    """Over the runs that were evaluated at an epoch. The evaluation after the last epoch of all stands at the end."""
+    """The curve over all runs that were evaluated at an epoch. The evaluation after the last epoch is at the end."""
     found: dict[int, list[float]] = {}
     for run in runs:
         epochs = run.settings["schedule"]["epochs"]
@@ -51,7 +51,7 @@ def curve(runs: Sequence[Finished], value: Value, drop_lowest: bool = False) -> 
 
 
 def draw_curves(axes: Any, modes: ByMode, value: Value, drop_lowest: bool = False) -> dict[str, Curve]:
-    """A line for the mean of each mode, a band for one deviation to either side."""
+    """Draw a line for the mean of each mode and a band of one standard deviation."""
     found = {mode: curve(runs, value, drop_lowest) for mode, runs in modes.items()}
     for mode, each in found.items():
         axes.plot(each.epochs, each.mean, color=COLOURS[mode], label=LABELS[mode])
@@ -70,7 +70,7 @@ def draw_curves(axes: Any, modes: ByMode, value: Value, drop_lowest: bool = Fals
 
 @styled
 def accuracy_picture(modes: ByMode, published: bool, name: str) -> Picture:
-    """F1a. As published the lowest run of every epoch is dropped, and only the paper's two norms are there."""
+    """F1a. The published variant drops the lowest run at every epoch and shows only the two norms of the paper."""
     shown = {mode: runs for mode, runs in modes.items() if mode in PAPER_MODES} if published else modes
     figure = new_figure(*SIZE)
     axes = figure.subplots()
@@ -81,10 +81,10 @@ def accuracy_picture(modes: ByMode, published: bool, name: str) -> Picture:
     ends = ", ".join(f"{LABELS[mode]} {100 * each.mean[-1]:.1f} %" for mode, each in curves.items())
     caption = f"Validation accuracy at {_tolerance(shown)}, mean and ±1 sample deviation of {made_of(shown)}. "
     if published:
-        caption += "At every epoch the lowest run is dropped first, as the paper does without saying so; "
-        caption += f"so it ends at {ends}."
+        caption += "At every epoch the lowest run is dropped, as in the paper, which does not mention it. "
+        caption += f"Final values: {ends}."
     else:
-        caption += f"No run is dropped; it ends at {ends}."
+        caption += f"No run is dropped. Final values: {ends}."
     return Picture(name, f"F1a, accuracy of the neural CDE, {how}", caption, figure)
 
 
@@ -100,13 +100,13 @@ def nfe_picture(modes: ByMode, name: str) -> Picture:
     caption += f"{_tolerance(modes)}, mean and ±1 sample deviation of {made_of(modes)}."
     if "mixed" in curves and "seminorm" in curves:
         less = 1 - curves["seminorm"].mean[-1] / curves["mixed"].mean[-1]
-        caption += f" In the end the seminorm takes {_less(less)}."
+        caption += f" At the end of training the seminorm takes {_less(less)}."
     return Picture(name, "F1b, backward evaluations of the neural CDE", caption, figure)
 
 
 @styled
 def multiples_picture(panels: Sequence[ByMode], value: Value, name: str) -> Picture:
-    """The same for all tolerances, side by side."""
+    """The same curves for all tolerances, side by side."""
     figure = new_figure(3.2 * len(panels), 2.6)
     for axes, modes in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
         draw_curves(axes, modes, value)
@@ -114,7 +114,7 @@ def multiples_picture(panels: Sequence[ByMode], value: Value, name: str) -> Pict
     what, letter = ("validation accuracy", "a") if value is accuracy else ("backward NFE", "b")
     figure.axes[0].set_ylabel(what)
     figure.axes[0].legend(loc="lower right" if value is accuracy else "best")
-    scales = "" if value is accuracy else " Every panel has a scale of its own."
+    scales = "" if value is accuracy else " Each panel has its own scale."
     caption = f"The {what} of F1{letter} at all tolerances that were run, all runs; {made_of(panels[0])}.{scales}"
     return Picture(name, f"F1{letter} at all tolerances", caption, figure)
 
@@ -128,7 +128,7 @@ def pictures(runs: Sequence[Finished]) -> list[Picture]:
         rtols = tolerances(part)
         panels = [next(iter(by_row([r for r in part if r.settings["rtol"] == rtol]).values())) for rtol in rtols]
         chosen = panels[rtols.index(MEDIUM) if MEDIUM in rtols else 0]
-        if all(len(chosen.get(mode, ())) > 1 for mode in PAPER_MODES):  # else the lowest cannot be dropped
+        if all(len(chosen.get(mode, ())) > 1 for mode in PAPER_MODES):  # otherwise the lowest cannot be dropped
             found.append(accuracy_picture(chosen, True, f"f1a-accuracy-published{name}"))
         found.append(accuracy_picture(chosen, False, f"f1a-accuracy{name}"))
         found.append(nfe_picture(chosen, f"f1b-nfe{name}"))
@@ -144,8 +144,9 @@ def _tolerance(modes: ByMode) -> str:
 
 
 def _less(share: float) -> str:
-    """
+    """A difference in words.
+
     >>> _less(0.584), _less(-0.1)
-    ('58 % less', '10 % more')
+    ('58 % fewer', '10 % more')
     """
-    return f"{100 * abs(share):.0f} % {'less' if share >= 0 else 'more'}"
+    return f"{100 * abs(share):.0f} % {'fewer' if share >= 0 else 'more'}"

@@ -1,4 +1,4 @@
-"""F4 and F5: where on the pendulum's way back the field is evaluated, and where steps are rejected."""
+"""F4 and F5: at which times the backward pass of the pendulum evaluates the field and rejects steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SIZE = (7.0, 2.0)
 
 
 def times_of(runs: Sequence[Finished], what: str) -> np.ndarray:
-    """All times of a kind, of all passes over the training set at evaluations, of all runs."""
+    """All times of a kind from all evaluation passes over the training set of all runs."""
     kept = [run.times(each["epoch"]).get(what) for run in runs for each in run.metrics]
     return np.concatenate([np.empty(0, np.float32), *(each for each in kept if each is not None)])
 
 
 def draw_histograms(axes: Any, times: Mapping[str, np.ndarray], colours: Mapping[str, str], ylabel: str) -> None:
-    """One over the other, each with edges of its own."""
+    """Draw histograms over each other, each with its own bin edges."""
     from matplotlib.patches import Patch
 
     handles = []
@@ -40,7 +40,7 @@ def draw_histograms(axes: Any, times: Mapping[str, np.ndarray], colours: Mapping
 
 @styled
 def evaluations_picture(modes: ByMode, published: bool) -> Picture | None:
-    """F4: the paper's two procedures, or the norms as they are meant and our own choice."""
+    """F4: the two procedures of the paper, or the norms as defined and seminode's best."""
     shown = _procedures(modes, published)
     times = {mode: times_of(runs, "evaluations") for mode, runs in shown.items()}
     if not any(map(len, times.values())):
@@ -48,20 +48,20 @@ def evaluations_picture(modes: ByMode, published: bool) -> Picture | None:
     figure = new_figure(*SIZE)
     axes = figure.subplots()
     draw_histograms(axes, times, _colours(shown), "# NFE")
-    caption = "Times of all backward evaluations in the passes over the training set at evaluations; "
-    caption += f"{made_of(shown)}. The bar at t = 0.35 holds the first evaluation of every batch."
+    caption = "Times of all backward evaluations in the evaluation passes over the training set; "
+    caption += f"{made_of(shown)}. The bar at t = 0.35 contains the first evaluation of every batch."
     if published:
         name, how = "f4-evaluations-published", "as published"
     else:
-        name, how = "f4-evaluations", "norms as they are meant"
+        name, how = "f4-evaluations", "norms as defined"
         if {"mixed", "seminorm"} <= times.keys() and len(times["mixed"]) == len(times["seminorm"]):
-            caption += " Both norms make the same number of evaluations, and blue hides red."
+            caption += " Both norms need the same number of evaluations, so blue hides red."
     return Picture(name, f"F4, where the pendulum's field is evaluated, {how}", caption, figure)
 
 
 @styled
 def rejections_picture(modes: ByMode) -> Picture | None:
-    """F5: what the solver rejected, and what the paper's counter takes for rejected."""
+    """F5: the steps that the solver rejected, and those that the paper's counter takes for rejected."""
     shown = _procedures(modes, published=True)
     kinds = {"rejected by the solver": "rejected", "rejected by the strided counter": "published_rejected"}
     times = {title: {m: times_of(runs, what) for m, runs in shown.items()} for title, what in kinds.items()}
@@ -78,12 +78,13 @@ def rejections_picture(modes: ByMode) -> Picture | None:
     for axes in figure.axes:
         axes.set_xlim(min(low), max(high))
     said = [", ".join(f"{len(x):,} ({LABELS[mode]})" for mode, x in each.items()) for each in times.values()]
-    caption = f"Rejected steps on the way back, {made_of(shown)}: truly {said[0]}; by the paper's counter {said[1]}. "
+    caption = f"Rejected steps of the backward pass, {made_of(shown)}. The solver rejected {said[0]}. "
+    caption += f"The paper's counter finds {said[1]}. "
     caption += (
-        "What the counter finds beyond them are artefacts: every output restarts the solve with further evaluations, "
-        "and from then on it looks at the wrong ones."
+        "The additional ones are artefacts: every output restarts the solve with additional evaluations, after which "
+        "the counter looks at the wrong evaluations."
     )
-    return Picture("f5-rejections", "F5, rejected steps of the pendulum, true and as counted", caption, figure)
+    return Picture("f5-rejections", "F5, rejected steps of the pendulum, correct and as counted", caption, figure)
 
 
 def pictures(runs: Sequence[Finished]) -> list[Picture]:
@@ -97,12 +98,12 @@ def pictures(runs: Sequence[Finished]) -> list[Picture]:
 
 
 def _procedures(modes: ByMode, published: bool) -> ByMode:
-    """The modes of a column; without runs in the published one, those with the norms as they are meant."""
+    """The modes of a variant. Without runs in the mode `published`, those with the norms as defined."""
     wanted = ("mixed", "published") if published and "published" in modes else ("mixed", "seminorm", "best")
     return {mode: modes[mode] for mode in wanted if mode in modes}
 
 
 def _colours(shown: ByMode) -> dict[str, str]:
-    """The paper's seminorm is blue; the published one is, where it stands alone."""
+    """The colours of modes. The published seminorm is blue, as in the paper, if the correct one is not shown."""
     alone = {"published": COLOURS["seminorm"]} if "seminorm" not in shown else {}
     return COLOURS | alone

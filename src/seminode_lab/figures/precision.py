@@ -1,4 +1,4 @@
-"""Work and precision of all adjoints: the error of a gradient over what it took to get it."""
+"""Work and precision of all adjoints: the error of a gradient over its cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..store import read_json
 from .selection import data_label
 from .style import COLOURS, Picture, new_figure, styled
 
-#: The paper's own in its colours, the rest in those of profiles; the same in all pictures.
+#: Colours of the adjoints: for those of the paper its own, for the others those of profiles.
 LINES = {
     "Backsolve, default norm, fresh": COLOURS["mixed"],
     "Backsolve, seminorm, fresh": COLOURS["seminorm"],
@@ -27,7 +27,7 @@ LINES = {
     "Checkpointed(10)": OTHERS[6],
     "Direct": OTHERS[0],
 }
-#: What a gradient costs. `Direct` has no backward evaluations, so that only both passes together can be compared.
+#: Measures of the cost of a gradient. `Direct` has no backward evaluations, so the sum of both passes is compared.
 PRICES: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "forward + backward, seconds": lambda row: row["median_seconds"],
     "forward + backward, NFE": lambda row: row["forward"]["nfe"] + row["backward"]["nfe"],
@@ -35,7 +35,7 @@ PRICES: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def curves(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """What was measured of every adjoint, from loose to tight tolerances."""
+    """The measurements of every adjoint, from loose to tight tolerances."""
     names = dict.fromkeys(row["name"] for row in found["rows"])
     measured = [row for row in found["rows"] if row["reason"] is None and row["params_error"] is not None]
     by_name = {name: [row for row in measured if row["name"] == name] for name in names}
@@ -53,7 +53,7 @@ def precision_picture(found: Mapping[str, Any]) -> Picture | None:
         for name, rows in shown.items():
             _draw(axes, name, rows, price)
         if _coarse(found, shown):
-            axes.axhline(found["reference"]["good_to"], color="0.6", linestyle=":", linewidth=1)  # what is resolved
+            axes.axhline(found["reference"]["good_to"], color="0.6", linestyle=":", linewidth=1)
         _decades(axes.xaxis, "{x:g}")
         axes.set_xlabel(label)
         axes.grid(True, color="0.92", linewidth=0.6)
@@ -67,7 +67,7 @@ def precision_picture(found: Mapping[str, Any]) -> Picture | None:
 
 
 def _coarse(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
-    """Whether the reference is not much better than what is compared with it."""
+    """Whether the reference is not much more accurate than what is compared with it."""
     least = min(row["params_error"] for rows in shown.values() for row in rows)
     return found["reference"]["good_to"] > 0.1 * least
 
@@ -79,7 +79,7 @@ def _draw(axes: Any, name: str, rows: Sequence[Mapping[str, Any]], price: Callab
 
 
 def _decades(axis: Any, written: str) -> None:
-    """Ticks within a decade, too, with few digits: the ranges are often shorter."""
+    """Set ticks also within decades, with few digits, because the ranges are often shorter than a decade."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = axis.get_view_interval()
@@ -92,26 +92,28 @@ def _decades(axis: Any, written: str) -> None:
 def _caption(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     plan, reference = found["plan"], found["reference"]
     levels = ", ".join(f"{rtol:g}" for rtol, _ in plan["tolerances"])
-    timed = f"medians of {plan['repeats']} passes" if plan["repeats"] > 1 else "of one pass"
+    timed = f"medians of {plan['repeats']} passes" if plan["repeats"] > 1 else "those of one pass"
     state = f"after {plan['fitted']} iterations of regression" if plan["fitted"] else "at its initialisation"
     text = (
         f"{len(shown)} adjoints on one batch of {plan['batch']} ({data_label(found['settings']['data'])}), the "
-        f"model {state}, rtol {levels}; errors against {reference['note']}, in float64, good to "
-        f"{reference['good_to']:.0e}. Seconds are {timed}; further left is cheaper, further down better. "
+        f"model {state}, rtol {levels}. Errors are relative to a reference in float64 ({reference['note']}), which is "
+        f"accurate to {reference['good_to']:.0e}. Seconds are {timed}. Points further left are cheaper, points further "
+        "down more accurate. "
     )
     loosest = max(plan["tolerances"])[0]
     counts = [
-        f"{row['backward']['nfe']} by {name}"
+        f"{row['backward']['nfe']} with {name}"
         for name in ("Backsolve, default norm, fresh", "Backsolve, seminorm, fresh", "Replay")
         for row in shown.get(name, ())
         if row["rtol"] == loosest
     ]
-    text += "Below the dotted line the reference resolves nothing. " if _coarse(found, shown) else ""
+    if _coarse(found, shown):
+        text += "The dotted line is the accuracy of the reference; smaller errors cannot be resolved. "
     return text + (f"Backward evaluations at rtol {loosest:g}: {'; '.join(counts)}." if counts else "")
 
 
 def pictures(folder: Path) -> list[Picture]:
-    """Of the files `precision-<experiment>.json` in a folder."""
+    """The figures of the files `precision-<experiment>.json` in a folder."""
     paths = [folder / f"precision-{name}.json" for name in EXPERIMENTS]
     found = [precision_picture(read_json(path)) for path in paths if path.exists()]
     return [each for each in found if each is not None]

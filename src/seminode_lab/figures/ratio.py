@@ -1,4 +1,4 @@
-"""F6: the more parameters there are beside the state, the more the seminorm saves. Or so it was published."""
+"""F6: the saving of the seminorm over the ratio of parameters to state. The paper reports that it grows with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..store import Finished
 from .selection import ByMode, by_row, row_label, settings_of
 from .style import COLOURS, GREY, INK, Picture, new_figure, styled
 
-#: Of a sample: channels of series, shapes of images.
+#: Shapes of samples: channels of series, shapes of images.
 SHAPES = {
     "speech_commands": (20,),
     "japanese_vowels": (12,),
@@ -30,7 +30,7 @@ SHAPES = {
 
 
 class Point(NamedTuple):
-    """A model with d channels of state, p parameters in its field, and by how much its backward NFE decrease."""
+    """A model with d channels of state and p parameters in its field, and its saving of backward NFE."""
 
     name: str
     d: int
@@ -39,14 +39,15 @@ class Point(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """
+        """The size of the adjoint system, relative to that without parameters.
+
         >>> round(Point("Neural CDE", 90, 86_050, 39.6).ratio, 1)
         476.4
         """
         return (1 + 2 * self.d + self.p) / (1 + 2 * self.d)
 
 
-#: Published rows that are shown: of the neural CDE the loosest tolerance.
+#: The published rows that are shown. For the neural CDE, it is the loosest tolerance.
 NAMES = {
     "cnf-mnist-32": "MNIST 32",
     "cnf-cifar10-64": "CIFAR-10",
@@ -59,19 +60,19 @@ NAMES = {
 
 @functools.cache
 def published_points() -> tuple[Point, ...]:
-    """Six of them, with the savings of the paper's tables."""
+    """The six points of the paper, with the savings from its tables."""
     savings = {row.name: row.saving for row in published.ROWS}
     settings = {row.row: row for row in paper_rows("paper")}
     return tuple(Point(name, *sizes(settings[row]), savings[row]) for row, name in NAMES.items())
 
 
 def sizes(settings: Settings) -> tuple[int, float]:
-    """d and p of a run's model: per sample, and of one solve (of a flow's blocks the mean).
+    """d and p of a model: the size of the state per sample, and the parameters of a solve (the mean over flow blocks).
 
     >>> sizes(paper_rows("paper")[0])
     (90, 86050.0)
     """
-    with torch.device("meta"):  # counted, not made
+    with torch.device("meta"):  # without allocating memory
         model = model_of(settings, SHAPES[settings.data])
     if settings.experiment == "ncde":
         return model.hidden, _parameters(model.field)
@@ -85,13 +86,13 @@ def _parameters(module: torch.nn.Module) -> float:
 
 
 def saved(modes: ByMode, mode: str, count: Callable[[Finished], float]) -> float | None:
-    """Per cent, of the means over runs, against the default norm."""
+    """The saving compared with the default norm, from means over runs, in per cent."""
     ours, default = (Spread.of(count(run) for run in modes.get(name, ())) for name in (mode, "mixed"))
     return saving(ours, default)
 
 
 class Kind(NamedTuple):
-    """A column of truth in the picture."""
+    """One kind of points in the figure."""
 
     label: str
     colour: str
@@ -100,7 +101,7 @@ class Kind(NamedTuple):
 
 
 def our_points(rows: dict[str, ByMode]) -> list[Kind]:
-    """Of our runs: by the published procedure, correct, and seminode's best."""
+    """The points of our runs: with the published procedure, correct, and seminode's best."""
     compatible, correct, best = [], [], []
     for modes in rows.values():
         first = next(iter(modes.values()))[0]
@@ -122,7 +123,7 @@ def our_points(rows: dict[str, ByMode]) -> list[Kind]:
 
 
 def _shown(rows: dict[str, ByMode]) -> dict[str, ByMode]:
-    """Of a neural CDE the loosest tolerance only, as published: rows go from loose to tight."""
+    """All rows, but only the loosest tolerance of a neural CDE, as published. Rows are sorted from loose to tight."""
     found: dict[tuple[str, str], str] = {}
     for row, modes in rows.items():
         settings = next(iter(modes.values()))[0].settings
@@ -144,15 +145,15 @@ def ratio_picture(runs: Sequence[Finished]) -> Picture | None:
     for point in published_points():
         axes.annotate(point.name, (point.ratio, point.saving), (-6, 0), **_SMALL, ha="right", color=INK)
     for kind in kinds:
-        _draw_points(axes, kind, hollow=kind.marker == "s")  # so that points at the same place are seen
+        _draw_points(axes, kind, hollow=kind.marker == "s")  # so that points at the same place are visible
     for at in _one_each(kinds):
         axes.annotate(at.name, (at.ratio, at.saving), (7, 6), **_SMALL, ha="left", color=COLOURS["seminorm"])
     axes.set(xscale="log", xlabel="(1 + 2d + p) / (1 + 2d)", ylabel="fewer backward NFE (%)")
     axes.margins(x=0.22, y=0.08)
     figure.legend(loc="outside upper center", ncols=4)
     caption = (
-        "Saving of backward evaluations over the ratio of parameters to state: the six published points, and ours of "
-        f"{len(rows)} rows. "
+        "Saving of backward evaluations over the ratio of parameters to state: the six published points, and our "
+        f"points for {len(rows)} rows. "
     )
     caption += _pendulum(kinds)
     return Picture("f6-parameter-state-ratio", "F6, parameters, state and saving", caption.strip(), figure)
@@ -168,7 +169,7 @@ def _draw_points(axes: Any, kind: Kind, hollow: bool = False) -> None:
 
 
 def _one_each(kinds: Sequence[Kind]) -> list[Point]:
-    """The lowest point of every row, beside which its name stands."""
+    """The lowest point of every row, which gets the label."""
     found: dict[str, Point] = {}
     for point in (point for kind in kinds for point in kind.points):
         if point.name not in found or point.saving < found[point.name].saving:
@@ -177,14 +178,14 @@ def _one_each(kinds: Sequence[Kind]) -> list[Point]:
 
 
 def _pendulum(kinds: Sequence[Kind]) -> str:
-    """What its point is worth."""
+    """A sentence about the point of the pendulum."""
     found = {kind.label: point.saving for kind in kinds for point in kind.points if point.name == DATA["pendulum"]}
     compatible, correct = found.get("ours, by the published procedure"), found.get("ours, correct")
     if compatible is None or correct is None:
         return ""
     return (
-        f"The pendulum (HNN) saves {compatible:.0f} % with the published slice and {correct:.0f} % with the seminorm "
-        "as it is meant."
+        f"On the pendulum (HNN), the saving is {compatible:.0f} % with the published slice and {correct:.0f} % with "
+        "the seminorm as defined."
     )
 
 

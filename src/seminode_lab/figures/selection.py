@@ -1,4 +1,4 @@
-"""Which runs belong together, and how to say which they are."""
+"""Groups of runs for figures, and their labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..modes import MODES
 from ..settings import Settings
 from ..store import Finished
 
-#: Runs by their mode, those of a mode by seed.
+#: Runs by mode, sorted by seed.
 ByMode = dict[str, list[Finished]]
 
 
@@ -18,7 +18,7 @@ def settings_of(run: Finished) -> Settings:
 
 
 def complete(runs: Sequence[Finished]) -> list[Finished]:
-    """Those that have come to their end, are whole, and were made as their mode says."""
+    """The runs that are complete, undamaged and made with the adjoint of their mode."""
     left_out = gather(runs).left_out
     return [run for run in runs if run.path.name not in left_out]
 
@@ -28,7 +28,7 @@ def of_experiment(runs: Sequence[Finished], experiment: str) -> list[Finished]:
 
 
 def by_row(runs: Sequence[Finished]) -> dict[str, ByMode]:
-    """The rows by data and from loose to tight tolerances, in each the modes in the order of `MODES`."""
+    """Runs by row and mode. Rows are sorted by data and from loose to tight tolerances, modes as in `MODES`."""
     found: dict[str, ByMode] = {}
     for run in sorted(runs, key=lambda run: (run.settings["data"], -run.settings["rtol"], settings_of(run).row)):
         found.setdefault(settings_of(run).row, {}).setdefault(run.settings["mode"], []).append(run)
@@ -40,7 +40,7 @@ def _by_seed(runs: Sequence[Finished]) -> list[Finished]:
 
 
 def row_label(modes: ByMode) -> str:
-    """What a row is, in words."""
+    """The label of a row."""
     settings = settings_of(next(iter(modes.values()))[0])
     hidden = dict(settings.model).get("hidden", "") if settings.experiment == "cnf" else ""
     tolerance = f", rtol {settings.rtol:.0e}" if settings.experiment == "ncde" else ""
@@ -59,12 +59,13 @@ def by_data(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
 
 
 def tolerances(runs: Sequence[Finished]) -> list[float]:
-    """The values of rtol that are there, the loosest first."""
+    """The values of rtol, from loose to tight."""
     return sorted({run.settings["rtol"] for run in runs}, reverse=True)
 
 
 def counted(number: int, thing: str) -> str:
-    """
+    """A number with a noun.
+
     >>> counted(1, "run"), counted(2, "run")
     ('1 run', '2 runs')
     """
@@ -72,10 +73,10 @@ def counted(number: int, thing: str) -> str:
 
 
 def made_of(modes: ByMode) -> str:
-    """How many runs of what: for captions."""
+    """The number of runs per mode, their data and presets, for captions."""
     runs = [run for group in modes.values() for run in group]
     counts = sorted({len(group) for group in modes.values()})
     each = counted(counts[0], "run") if len(counts) == 1 else f"{counts[0]} to {counted(counts[-1], 'run')}"
     presets = ", ".join(sorted({run.settings["preset"] for run in runs}))
     data = ", ".join(sorted({data_label(run.settings["data"]) for run in runs}))
-    return f"{each} of each ({data}, preset {presets})"
+    return f"{each} per mode ({data}, preset {presets})"

@@ -1,4 +1,4 @@
-"""One look for all figures, and files that come out the same, byte for byte, whenever they are drawn again."""
+"""The common style of all figures, and files that are identical whenever they are drawn again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STYLE: dict[Any, Any] = {
     "legend.handlelength": 1.6,
     "xtick.color": INK,
     "ytick.color": INK,
-    "svg.hashsalt": "seminode",  # else the names of an SVG's parts are drawn by chance
+    "svg.hashsalt": "seminode",  # otherwise the identifiers in an SVG are random
 }
-#: The paper's two, and ours. A picture without the seminorm as it is meant shows the published one in its blue.
+#: The colours of modes: the two of the paper, and ours. In figures without `seminorm`, `published` has its colour.
 COLOURS = {"mixed": "tab:red", "seminorm": "tab:blue", "published": "tab:purple", "best": "tab:green"}
 LABELS = {
     "mixed": "default norm",
@@ -44,18 +44,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is not written yet."""
+    """A figure that has not been written yet."""
 
     name: str
     title: str
     caption: str
-    figure: Any  # of matplotlib
+    figure: Any  # a matplotlib figure
     animate: Callable[[Path], None] | None = None  # writes a GIF
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure in its files."""
+    """The files of a figure."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ class Drawn:
 
 
 def styled(build: Callable[P, T]) -> Callable[P, T]:
-    """In the look of the house, whatever a user's own matplotlib is set to."""
+    """Apply the common style, whatever the user's matplotlib settings are."""
 
     @functools.wraps(build)
     def inside(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -79,7 +79,7 @@ def styled(build: Callable[P, T]) -> Callable[P, T]:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Of a size in inches; no window and no global state belong to it."""
+    """A figure with a size in inches, without a window or global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -87,7 +87,7 @@ def new_figure(width: float, height: float) -> Any:
 
 @styled
 def save(picture: Picture, out: Path) -> Drawn:
-    """As PNG and SVG, and as GIF where it moves."""
+    """Write a figure as PNG and SVG, and an animation also as GIF."""
     png, svg, gif = (out / f"{picture.name}.{suffix}" for suffix in ("png", "svg", "gif"))
     save_png(picture.figure, png)
     with writing(svg) as scratch:
@@ -100,7 +100,7 @@ def save(picture: Picture, out: Path) -> Drawn:
 
 
 def save_png(figure: Any, path: Path, dpi: int = DPI, colours: int = 192, dither: bool = False) -> None:
-    """With a palette: a third of the size, and the eye sees no difference."""
+    """Write a PNG with a palette, which takes a third of the size without a visible difference."""
     from PIL import Image  # comes with matplotlib
 
     pixels = io.BytesIO()

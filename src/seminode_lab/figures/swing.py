@@ -1,4 +1,4 @@
-"""A pendulum's swing-up in one picture: moments with the way of its tip, and what it does over time."""
+"""A figure of a swing-up: the pendulum at some moments with the path of its tip, and its state over time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from .style import BLUE, GREY, INK, ORANGE, new_figure, styled
 
-HEIGHTS = (-0.8, -0.1, 0.6, 0.98)  # of −cos q₁: the pendulum is drawn when it first comes this high
-GAP, TRAIL = 0.8, 1.0  # lengths of a link between two drawings; seconds of the past that each shows
+HEIGHTS = (-0.8, -0.1, 0.6, 0.98)  # the pendulum is drawn when −cos q₁ first reaches these values
+GAP, TRAIL = 0.8, 1.0  # the gap between two drawings in lengths of a link; the duration of a trail in seconds
 
 
 @dataclass(frozen=True, eq=False)
 class Swing:
-    """A simulation in closed loop: times (n,), states (n, 4) as (q1, q2, w1, w2), torques (n, 2) that led there."""
+    """A closed-loop simulation: times (n,), states (n, 4) as (q1, q2, w1, w2), and the torques (n, 2) before them."""
 
     ts: np.ndarray
     states: np.ndarray
@@ -26,13 +26,13 @@ class Swing:
         return float(self.ts[1] - self.ts[0])
 
     def joints(self) -> np.ndarray:
-        """The end of each link, (n, 2 links, 2), in a plane with y upwards."""
+        """The end of each link, (n, 2 links, 2), in coordinates with y upwards."""
         q1, q2 = self.states[:, 0], self.states[:, 1]
         first = np.stack((np.sin(q1), -np.cos(q1)), -1)
         return np.stack((first, first + np.stack((np.sin(q1 + q2), -np.cos(q1 + q2)), -1)), -2)
 
     def moments(self) -> list[int]:
-        """Steps to draw: the start, on the way up, the furthest point of the swing beyond the top, the end."""
+        """The steps that are drawn: the start, some during the rise, the largest overshoot, and the end."""
         height = -np.cos(self.states[:, 0])
         up = [int(np.argmax(height >= level)) for level in HEIGHTS if (height >= level).any()]
         beyond = [up[-1] + int(height[up[-1] :].argmin())] if len(up) == len(HEIGHTS) else []
@@ -41,7 +41,7 @@ class Swing:
 
 @styled
 def swing_figure(swing: Swing) -> Any:
-    """The pendulum at some moments with the way of its tip; below it angles, velocities and torques over time."""
+    """Draw the pendulum at some moments with the path of its tip; below, angles, velocities and torques over time."""
     chosen = swing.moments()
     figure = new_figure(9.6, 6.6)
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.75))
@@ -60,7 +60,7 @@ def swing_figure(swing: Swing) -> Any:
 
 
 def draw_pendulum(axes: Any, swing: Swing, moment: int, edge: float) -> float:
-    """To the right of an edge, with a fading past; returns the edge of what was drawn."""
+    """Draw the pendulum to the right of `edge`, with a fading trail; return the right edge of the drawing."""
     first = max(0, moment - round(TRAIL / swing.dt))
     ends = swing.joints()
     reach = ends[first : moment + 1, :, 0]
@@ -83,7 +83,7 @@ def draw_pendulum(axes: Any, swing: Swing, moment: int, edge: float) -> float:
 
 
 def draw_panels(panels: Any, swing: Swing) -> None:
-    """Four of them: cosines, sines, velocities and torques."""
+    """Draw four panels: cosines, sines, velocities and torques."""
     q, w = swing.states[:, :2], swing.states[:, 2:]
     what = (
         ("Where the links point: cosine", np.cos(q), ("cos q₁", "cos q₂")),

@@ -1,7 +1,8 @@
 """The models of Kidger, Chen and Lyons, *"Hey, that's not an ODE": Faster ODE Adjoints via Seminorms* (ICML 2021).
 
-Architectures, solver, tolerances and the continuous adjoint with its seminorm are as published; what was published and
-is wrong is not built in. Options override: `speech_commands_cde(adjoint=sn.Backsolve(norm="mixed"))` is the baseline.
+Architectures, solver, tolerances and the continuous adjoint with its seminorm are as published, without the errors of
+the published code. Options override the defaults: `speech_commands_cde(adjoint=sn.Backsolve(norm="mixed"))` is the
+baseline of the paper.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def speech_commands_cde(**options: Any) -> NeuralCDE:
     """The neural CDE on Speech Commands: x (batch, 161, 20) ↦ (batch, 10); 88,940 parameters, 86,050 in the field.
 
     Piecewise linear control with time as channel 0, 90 hidden channels, a field of four hidden layers of 40.
-    Tolerances are the loosest of the three published pairs.
+    The tolerances are the loosest of the three published pairs.
 
     >>> sum(p.numel() for p in speech_commands_cde().parameters())
     88940
@@ -38,7 +39,7 @@ def pendulum_symoden(**options: Any) -> SymplecticODENet:
 
 
 def mnist_flow(hidden: int = 32, **options: Any) -> MultiscaleCNF:
-    """The flow on MNIST: bytes (batch, 1, 28, 28) ↦ log p (batch,), out of 12 blocks at three scales.
+    """The flow on MNIST: bytes (batch, 1, 28, 28) ↦ log p (batch,), with 12 blocks at three scales.
 
     >>> sum(p.numel() for p in mnist_flow(32).parameters())
     281928
@@ -47,7 +48,7 @@ def mnist_flow(hidden: int = 32, **options: Any) -> MultiscaleCNF:
 
 
 def cifar10_flow(hidden: int = 64, **options: Any) -> MultiscaleCNF:
-    """The flow on CIFAR-10: bytes (batch, 3, 32, 32) ↦ log p (batch,), out of 12 blocks at three scales.
+    """The flow on CIFAR-10: bytes (batch, 3, 32, 32) ↦ log p (batch,), with 12 blocks at three scales.
 
     >>> sum(p.numel() for p in cifar10_flow(64).parameters())
     1200600
@@ -56,6 +57,6 @@ def cifar10_flow(hidden: int = 64, **options: Any) -> MultiscaleCNF:
 
 
 def _flow(shape: tuple[int, int, int], hidden: int, alpha: float, options: dict[str, Any]) -> MultiscaleCNF:
-    # With the log-probability in the norm, as published.
+    # As published, the norm includes the log-probability.
     options = {"rtol": 1e-5, "atol": 1e-5, "norm": "mixed", "adjoint": Backsolve(), "alpha": alpha, **options}
     return MultiscaleCNF(shape, hidden, scales=3, blocks=4, **options)

@@ -1,9 +1,9 @@
 """The fully actuated double pendulum: its simulator, and the data set from which its dynamics are learned.
 
-States are (q1, q2, w1, w2): the angle of the first link from straight down, that of the second relative to the first,
-and their velocities. Observations are (cos q1, cos q2, sin q1, sin q2, w1, w2, u1, u2), with the torques u that led
-there. Sizes, seeds and the split are those of Kidger, Chen and Lyons, "Hey, that's not an ODE" (ICML 2021). Simulating
-takes SciPy.
+States are (q1, q2, w1, w2): the angle of the first link, measured from straight down, the angle of the second link
+relative to the first, and their velocities. Observations are (cos q1, cos q2, sin q1, sin q2, w1, w2, u1, u2), with the
+torques u of the preceding step. Sizes, seeds and the split are those of Kidger, Chen and Lyons, "Hey, that's not an
+ODE" (ICML 2021). The simulation needs SciPy.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 SEED = 456789
 DT = 0.05  # seconds, one step of the environment
 RESET = 3.14  # angles and velocities start uniformly within ±this
-SPEEDS = (4 * math.pi - 1e-3, 9 * math.pi - 1e-3)  # a trial that comes this fast is drawn again
-REDRAWS = 100  # of one trial
+SPEEDS = (4 * math.pi - 1e-3, 9 * math.pi - 1e-3)  # a trial that reaches these speeds is drawn again
+REDRAWS = 100  # per trial
 TORQUES = ((0, 0), (0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0), (2, 0), (-2, 0))
 TRIALS, STEPS, WINDOW = 128, 32, 8
-SHARES = (0.7, 0.15)  # of the trials that are for training and for validation; the rest is for testing
+SHARES = (0.7, 0.15)  # proportions of trials for training and validation; the rest is for testing
 
 
 def accelerations(q1: Any, q2: Any, w1: Any, w2: Any, u1: Any, u2: Any, xp: Any = math) -> tuple[Any, Any]:
-    """(w1′, w2′) of floats, or with xp = torch or numpy of arrays.
+    """The accelerations (w1′, w2′), for floats, or for arrays with xp = torch or numpy.
 
-    Links of length 1, mass 1 and moment of inertia 1 about their middles; g = 9.8. The actuation is the data set's own:
-    u1 drives the second joint, and −u2 the first and with it the second.
+    The links have length 1, mass 1 and moment of inertia 1 about their centres; g = 9.8. The actuation is specific to
+    the data set: u1 acts on the second joint, and −u2 acts on the first and thereby also on the second.
 
         >>> accelerations(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
         (-0.6829268292682927, 1.7560975609756098)
@@ -52,7 +52,7 @@ def accelerations(q1: Any, q2: Any, w1: Any, w2: Any, u1: Any, u2: Any, xp: Any 
 
 
 def energy(q1: Any, q2: Any, w1: Any, w2: Any, xp: Any = math) -> Any:
-    """½ q′ᵀM q′ − 14.7 cos q1 − 4.9 cos(q1 + q2), conserved without torques; of floats, or as `accelerations`.
+    """½ q′ᵀM q′ − 14.7 cos q1 − 4.9 cos(q1 + q2), which is conserved without torques; arguments as `accelerations`.
 
     >>> energy(0.0, 0.0, 0.0, 0.0)
     -19.6
@@ -64,28 +64,28 @@ def energy(q1: Any, q2: Any, w1: Any, w2: Any, xp: Any = math) -> Any:
 
 
 def observe(x: Tensor, u: Tensor) -> Tensor:
-    """Observations (…, 8) of states (…, 4) that torques (…, 2) led to."""
+    """Observations (…, 8) of states (…, 4) that were reached under torques (…, 2)."""
     check_channels("x", x, (4,), "states (q1, q2, w1, w2)")
     check_channels("u", u, (2,), "torques")
     q, w = x.split(2, -1)
     return torch.cat((q.cos(), q.sin(), w, u.expand(w.shape)), -1)
 
 
-# Simulation. SciPy's RK45 with its own tolerances belongs to the definition of the data set.
+# Simulation. SciPy's RK45 with its default tolerances is part of the definition of the data set.
 
 
 def _lab() -> tuple[Any, Any]:
-    """NumPy and SciPy's solve_ivp, which seminode itself does without."""
+    """NumPy and SciPy's solve_ivp, which are optional dependencies."""
     try:
         import numpy
         from scipy.integrate import solve_ivp
     except ImportError as error:
-        raise ImportError('simulating the pendulum needs SciPy: pip install "seminode[lab]"') from error
+        raise ImportError("the simulation of the pendulum needs SciPy: pip install 'seminode[lab]'") from error
     return numpy, solve_ivp
 
 
 def step(x: Sequence[float] | np.ndarray, u: Sequence[float]) -> np.ndarray:
-    """The state 0.05 s after x, under constant torques; angles are not wrapped, nothing is clipped."""
+    """The state 0.05 s after x under constant torques. Angles are not wrapped, and nothing is clipped."""
     _, solve_ivp = _lab()
     u1, u2 = u
     if not (math.isfinite(u1) and math.isfinite(u2) and all(map(math.isfinite, x))):
@@ -99,14 +99,14 @@ def step(x: Sequence[float] | np.ndarray, u: Sequence[float]) -> np.ndarray:
 
 
 def resets(seed: int = SEED) -> np.random.RandomState:
-    """The generator of initial states, seeded as OpenAI's gym used to do."""
+    """The random generator of initial states, seeded as in old versions of OpenAI's gym."""
     np, _ = _lab()
     words = np.frombuffer(hashlib.sha512(str(seed).encode()).digest()[:8], dtype="<u4")
     return np.random.RandomState(words.tolist())
 
 
 def trial(rng: np.random.RandomState, torque: Sequence[float], steps: int = STEPS) -> np.ndarray:
-    """States (steps, 4) after each of the steps, from a random start that is not recorded itself."""
+    """The states (steps, 4) after each step, from a random initial state, which is not included."""
     np, _ = _lab()
     for _ in range(REDRAWS):
         states = [rng.uniform(-RESET, RESET, size=4)]
@@ -123,7 +123,7 @@ def trial(rng: np.random.RandomState, torque: Sequence[float], steps: int = STEP
 def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> Tensor:
     """The first trials of the data set: (9 torques, trials, steps, 8) observations, in float64.
 
-    All torques share their initial states. By default the whole data set, which takes SciPy about ten seconds.
+    All torques share their initial states. The default is the whole data set, which takes about ten seconds.
     """
     check_count("trials", trials)
     check_count("steps", steps)
@@ -137,7 +137,7 @@ def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> 
 
 
 def windows(trajectories: Tensor, length: int = WINDOW, dtype: torch.dtype = torch.float32) -> Tensor:
-    """All contiguous windows of trajectories (…, steps, channels), as (windows, length, channels)."""
+    """All contiguous windows of trajectories (…, steps, channels), with shape (windows, length, channels)."""
     if trajectories.ndim < 2 or trajectories.shape[-2] < check_count("length", length):
         shape = tuple(trajectories.shape)
         raise ValueError(
@@ -148,7 +148,7 @@ def windows(trajectories: Tensor, length: int = WINDOW, dtype: torch.dtype = tor
 
 
 class Split(NamedTuple):
-    """Three tensors, each for its own purpose."""
+    """Tensors for training, validation and testing."""
 
     train: Tensor
     validation: Tensor
@@ -156,7 +156,7 @@ class Split(NamedTuple):
 
 
 def split(trajectories: Tensor) -> Split:
-    """By trial, so that no two parts hold windows of one trajectory: of 128 trials 89, 19 and 20."""
+    """Split by trial, so that windows of one trajectory are in one part: 128 trials become 89, 19 and 20."""
     trials = trajectories.shape[1]
     train, validation = (int(trials * share) for share in SHARES)
     return Split(*trajectories.split((train, validation, trials - train - validation), dim=1))
@@ -165,13 +165,13 @@ def split(trajectories: Tensor) -> Split:
 def dataset(dtype: torch.dtype = torch.float32, **options: int) -> Split:
     """Windows (…, 8 times, 8 channels) for training, validation and testing; 20,025, 4,275 and 4,500 of them.
 
-    They start 0.05 s apart and their points are 0.05 s apart. Arguments are those of `trajectories`.
+    Windows start 0.05 s apart, and their points are 0.05 s apart. Arguments are those of `trajectories`.
     """
     return Split(*(windows(part, dtype=dtype) for part in split(trajectories(**options))))
 
 
 class Run(NamedTuple):
-    """A simulation in closed loop: torques[i] led to states[i], which is observed next."""
+    """A closed-loop simulation. torques[i] acts before states[i], which is observed next."""
 
     ts: Tensor
     states: Tensor
@@ -188,14 +188,14 @@ def simulate(
     x0: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
     dtype: torch.dtype = torch.float32,
 ) -> Run:
-    """The pendulum, by default from hanging at rest, under torques controller(observation).
+    """Simulate the pendulum under the torques controller(observation). By default it starts hanging at rest.
 
     Arguments:
-        controller: from an observation (cos q1, cos q2, sin q1, sin q2, w1, w2) of shape (6,) to torques (2,), which
+        controller: maps an observation (cos q1, cos q2, sin q1, sin q2, w1, w2) of shape (6,) to torques (2,), which
             act until the next observation, 0.05 s later.
-        steps: how many; 399 take the pendulum through 20 s.
+        steps: number of steps; 399 steps take 20 s.
         x0: initial state.
-        dtype: of the observations; the simulation itself is in float64, and so is what it returns.
+        dtype: of the observations. The simulation and its result are in float64.
     """
     check_count("steps", steps)
     if len(x0) != 4:
@@ -214,11 +214,11 @@ def simulate(
     return Run(ts, torch.stack(states), torch.stack(torques))
 
 
-# A quick start for models of the pendulum.
+# A fast initialisation of models of the pendulum.
 
 
 def samples(trials: int, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Observations (trials·steps, 8) and true accelerations (…, 2) along fresh trials, all at once by RK4; float64."""
+    """Observations (trials·steps, 8) and true accelerations (…, 2) of new trials, in float64, by a batched RK4."""
     x = RESET * (2 * torch.rand(trials, 4, generator=generator, dtype=torch.float64) - 1)
     torques = torch.tensor(TORQUES, dtype=torch.float64)
     u = torques[torch.randint(len(TORQUES), (trials,), generator=generator)]
@@ -242,20 +242,21 @@ def samples(trials: int, steps: int, generator: torch.Generator) -> tuple[Tensor
 def fit_accelerations(
     field: nn.Module, iterations: int = 800, batch: int = 64, lr: float = 1e-2, seed: int = 0
 ) -> list[float]:
-    """Fit a field(t, observation) to the true accelerations of the pendulum; the losses of all iterations.
+    """Fit a field(t, observation) to the true accelerations of the pendulum; return the losses of all iterations.
 
-    That is plain regression, without solves, and so much quicker than training through them. It needs what an
-    experiment would not tell, accelerations: it is for benchmarks and demonstrations. In the field's own dtype.
+    This is regression without solves, and therefore much faster than training through the solver. It needs the true
+    accelerations, which are not observed in an experiment, and is meant for benchmarks and demonstrations. It runs in
+    the dtype of the field.
     """
     generator = torch.Generator().manual_seed(seed)
     like = next(field.parameters())
     x, target = (tensor.to(like) for tensor in samples(4096, 32, generator))
     optimiser = torch.optim.Adam(field.parameters(), lr=lr, betas=(0.9, 0.99))
 
-    def pace(i: int) -> float:
+    def factor(i: int) -> float:
         return min((i + 1) / (0.2 * iterations), 0.5 + 0.5 * math.cos(math.pi * i / iterations))
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, pace)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, factor)
     losses = []
     with torch.enable_grad():
         for _ in range(iterations):
@@ -263,7 +264,7 @@ def fit_accelerations(
             loss = functional.mse_loss(field(like.new_zeros(()), x[chosen])[:, 4:6], target[chosen])
             optimiser.zero_grad()
             loss.backward()
-            # The first gradients are huge, as fast states count most; unclipped, some seeds do not recover.
+            # The first gradients are huge, because fast states dominate. Without clipping, some seeds do not recover.
             nn.utils.clip_grad_norm_(field.parameters(), 10.0)
             optimiser.step()
             schedule.step()

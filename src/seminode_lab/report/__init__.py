@@ -1,6 +1,6 @@
-"""One page about what run folders say of the paper, to be opened in a browser, and the same as Markdown.
+"""The report: compares run folders with the paper, as an HTML page and as Markdown.
 
-Every number in it is out of the run folders or the paper's tables.
+Every number in it comes from the run folders or from the tables of the paper.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Written(NamedTuple):
 def write(folder: Path, out: Path | None = None) -> Written:
     """Write `report.html`, `report.md` and `figures/` about the run folders in `folder`.
 
-    The page holds everything that it shows; the Markdown refers to the figures' files.
+    The page contains its figures; the Markdown refers to the files.
 
     Arguments:
-        folder: where the runs are, one folder each.
-        out: where to write; `folder` itself unless something else is given.
+        folder: the folder of run folders.
+        out: where to write; by default `folder`.
 
     Raises:
         StoreError: if there is no complete run.
 
     Warns:
-        LeftOut: of every run folder that is damaged or not complete.
+        LeftOut: for every run folder that is damaged or not complete.
     """
     folder = Path(folder)
     out = folder if out is None else Path(out)
@@ -76,14 +76,14 @@ def _read(folder: Path) -> Gathered:
 
 
 def draw(found: Sequence[Finished], folder: Path, out: Path) -> Sequence[Drawn]:
-    """All figures, by the room that draws them; it needs matplotlib."""
+    """Draw all figures, which needs matplotlib."""
     from ..figures import draw_all
 
     return draw_all(found, folder, out)
 
 
 def _figures(found: Sequence[Finished], folder: Path, out: Path) -> tuple[list[Shown], str]:
-    """Figures for the page, and what kept them from being drawn."""
+    """The figures of the page, and the error that prevented drawing them, if any."""
     try:
         return [shown(each, out.parent) for each in draw(found, folder, out)], ""
     except (ImportError, StoreError) as error:

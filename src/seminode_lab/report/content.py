@@ -1,4 +1,4 @@
-"""What the report says, before it is laid out: sentences, tables, findings and figures."""
+"""The content of the report, which the templates lay out: sentences, tables, findings and figures."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 
 from .. import measures, tables
 from ..grid import Column, Table
-from ..measures import Gathered, Problem, result
+from ..measures import Gathered, ProblemRuns, result
 from ..reductions import NAMES, reductions
 from ..settings import EXPERIMENTS, PRESETS
 from ..spread import Spread, ratio
 from ..store import Finished
 from .claims import claims
 from .errata import errata
-from .findings import ALIKE, NOTHING, SPACE, Verdict, compatible_saving, correct_saving, listed, percent
+from .findings import ALIKE, NOTHING, SPACE, Conclusion, compatible_saving, correct_saving, listed, percent
 from .pictures import Shown, missing
 
-#: The columns of truth as they are explained to a reader.
+#: The groups of columns and their explanations.
 TRUTHS = (
     ("as published", "the numbers of the paper"),
     (
         "published-compatible",
-        "our runs, with the paper's way to count and, for the pendulum, the slip of its code",
+        "our runs, counted as in the paper and, for the pendulum, with the error in its code",
     ),
     (
         "correct",
-        "our runs with the norms as the paper defines them, every evaluation and step counted where it happens",
+        "our runs with the norms as the paper defines them; every evaluation and step is counted when it is made",
     ),
-    ("best", "what seminode does when it may choose: it goes back over the accepted steps of the forward pass"),
+    ("best", "our runs with seminode's choice, an adjoint that goes over the accepted steps of the forward pass"),
 )
 
 
 def content(gathered: Gathered, runs: Sequence[Finished], pictures: list[Shown], trouble: str) -> dict[str, Any]:
-    """Everything that the templates ask for, by name."""
+    """The variables of the templates."""
     presets = sorted({run.settings["preset"] for run in runs})
     reduced = reductions(runs)
     own = {table.name: _without(table, reduced) for table in tables.all_tables(runs)}
@@ -63,7 +63,7 @@ def content(gathered: Gathered, runs: Sequence[Finished], pictures: list[Shown],
 
 
 def _without(table: Table, notes: Sequence[str]) -> Table:
-    """Without notes that have a place of their own on the page."""
+    """The table without notes that are in another section of the page."""
     return replace(table, notes=tuple(note for note in table.notes if note not in notes))
 
 
@@ -75,22 +75,23 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     minutes = sum(measures.seconds(run) for run in runs) / 60
     spent = f"{minutes:.1f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
     found = [
-        f"{len(runs)} complete runs, set beside {len(gathered.problems)} rows of the paper's tables; {spent} "
-        "of training."
+        f"{len(runs)} complete runs are compared with {len(gathered.problems)} rows of the paper's tables. They took "
+        f"{spent} of training."
     ]
     found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
     found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
     found += _best(gathered.problems)
-    tested = [finding for finding in errata(gathered) if finding.verdict not in (Verdict.UNTESTED, Verdict.MEASURED)]
-    good = [finding for finding in tested if finding.verdict is not Verdict.REFUTED]
+    tested = [
+        finding for finding in errata(gathered) if finding.conclusion not in (Conclusion.UNTESTED, Conclusion.MEASURED)
+    ]
+    good = [finding for finding in tested if finding.conclusion is not Conclusion.REFUTED]
     found.append(
-        f"Of {len(tested)} errors and omissions of the paper and its code that can be tested here, {len(good)} are "
-        "confirmed."
+        f"These runs can test {len(tested)} errors and omissions of the paper and its code; {len(good)} are confirmed."
     )
     return found
 
 
-def _saved(name: str, problems: Sequence[Problem]) -> list[str]:
+def _saved(name: str, problems: Sequence[ProblemRuns]) -> list[str]:
     both = [(correct_saving(problem), problem) for problem in problems if problem.published]
     known = [(own, problem) for own, problem in both if own is not None]
     if not known:
@@ -99,21 +100,21 @@ def _saved(name: str, problems: Sequence[Problem]) -> list[str]:
     theirs = listed([percent(problem.published.saving) for _, problem in known if problem.published])
     where = f" (rtol {listed([f'{problem.settings.rtol:g}' for _, problem in known])})" if name == "ncde" else ""
     subject = {"ncde": "On the neural CDE", "cnf": "On flows"}[name]
-    return [f"{subject} the seminorm saves {own} of the backward evaluations{where}; the paper has {theirs}."]
+    return [f"{subject}, the seminorm saves {own} of the backward evaluations{where}; the paper reports {theirs}."]
 
 
-def _pendulum(problem: Problem) -> list[str]:
+def _pendulum(problem: ProblemRuns) -> list[str]:
     own, theirs, row = correct_saving(problem), compatible_saving(problem), problem.published
     if own is None or row is None:
         return []
-    slip = "" if theirs is None else f"With the slip of the paper's code we find {percent(theirs)}; with"
+    slip = "" if theirs is None else f"{percent(theirs)} with the error in the paper's code and "
     return [
-        f"On the pendulum the paper saves {percent(row.saving)}. {slip or 'With'} the seminorm as the paper defines "
-        f"it, {percent(own)}."
+        f"On the pendulum, the paper reports a saving of {percent(row.saving)}. These runs save {slip}{percent(own)} "
+        "with the seminorm as the paper defines it."
     ]
 
 
-def _speed_up(problem: Problem) -> float | None:
+def _speed_up(problem: ProblemRuns) -> float | None:
     return ratio(problem.spread("mixed", measures.seconds), problem.spread("best", measures.seconds))
 
 
@@ -122,22 +123,22 @@ def _range(values: Sequence[float], digits: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _best(problems: Sequence[Problem]) -> list[str]:
+def _best(problems: Sequence[ProblemRuns]) -> list[str]:
     saved = [x for x in (correct_saving(problem, "best") for problem in problems) if x is not None]
     faster = [x for x in map(_speed_up, problems) if x is not None]
     if not saved or not faster:
         return []
     return [
-        f"seminode's best saves {_range(saved, 1)}{SPACE}% of the backward evaluations and trains {_range(faster, 2)} "
-        "times as fast as the mixed norm."
+        f"seminode's best saves {_range(saved, 1)}{SPACE}% of the backward evaluations. Its speed-up over the mixed "
+        f"norm in training is {_range(faster, 2)}."
     ]
 
 
-# Numbers side by side.
+# Comparisons.
 
 
-def _bars(problem: Problem) -> dict[str, Any]:
-    """What is saved in each of the four columns, for a small chart."""
+def _bars(problem: ProblemRuns) -> dict[str, Any]:
+    """The savings in each of the four columns, for a small chart."""
     row = problem.published
     values = (
         None if row is None else row.saving,
@@ -154,11 +155,11 @@ def _bars(problem: Problem) -> dict[str, Any]:
 
 
 def gains(gathered: Gathered) -> Table:
-    """Best beside the paper's two norms: evaluations, seconds, memory and what the model is worth."""
+    """Best compared with the paper's two norms: evaluations, seconds, memory and quality of the model."""
     columns = (
         Column(""),
         *(Column(name, "backward NFE saved") for name in ("seminorm", "best")),
-        *(Column(name, "times as fast") for name in ("seminorm", "best")),
+        *(Column(name, "speed-up") for name in ("seminorm", "best")),
         *(Column(name, "peak memory (MB)") for name in ("mixed", "seminorm", "best")),
         *(Column(name, "quality") for name in ("mixed", "best")),
     )
@@ -177,11 +178,11 @@ def gains(gathered: Gathered) -> Table:
             )
         )
     notes = (
-        "Evaluations and seconds are those of training, on a CPU the processor's. Memory is the most that the process "
-        "had, its data and libraries among it.",
+        "Savings and speed-ups are relative to the mixed norm, in training; on a CPU from processor time. Memory is "
+        "the peak of the whole process, including data and libraries.",
         f"Quality: {listed([f'{quality.name} ({NAMES[name]})' for name, quality in measures.QUALITIES.items()])}.",
     )
-    return Table("gains", "Best, beside the paper's norms", columns, tuple(rows), notes)
+    return Table("gains", "Best compared with the paper's norms", columns, tuple(rows), notes)
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -193,7 +194,7 @@ def _text(spread: Spread | None, digits: int, scale: float = 1.0) -> str:
 
 
 def run_table(runs: Sequence[Finished]) -> Table:
-    """Every run that the report is made of."""
+    """All runs of the report."""
     columns = tuple(map(Column, ("run", "epochs", "best epoch", "backward NFE", "seconds", "commit")))
     rows = []
     for run in runs:
@@ -214,7 +215,7 @@ def run_table(runs: Sequence[Finished]) -> Table:
 
 
 def circumstances(runs: Sequence[Finished]) -> list[tuple[str, str]]:
-    """With what the runs were made; several values where they differ."""
+    """The versions and the machine with which the runs were made; all values if they differ."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, value in run.config.get("circumstances", {}).items():

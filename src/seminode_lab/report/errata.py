@@ -1,4 +1,4 @@
-"""What is not in order with the paper or its code, each with the evidence that these runs have."""
+"""Errors and omissions in the paper or its code, with the evidence from the runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from statistics import mean, median
 
 from .. import measures, published
 from ..counting import STRIDE
-from ..measures import Gathered, Problem, Quantity, batches, result, tested
+from ..measures import Gathered, ProblemRuns, Quantity, batches, result, tested
 from ..store import Finished
 from ..tables import proportion
-from .findings import NOTHING, SPACE, Finding, Verdict, compatible_saving, correct_saving, listed, percent, untested
+from .findings import NOTHING, SPACE, Conclusion, Finding, compatible_saving, correct_saving, listed, percent, untested
 
 NORMS = ("mixed", "seminorm")
 
@@ -31,18 +31,18 @@ def errata(gathered: Gathered) -> list[Finding]:
     ]
 
 
-def _mean(problem: Problem, mode: str, quantity: Quantity) -> float | None:
+def _mean(problem: ProblemRuns, mode: str, quantity: Quantity) -> float | None:
     spread = problem.spread(mode, quantity)
     return None if spread is None else spread.mean
 
 
-def _slice(problems: Sequence[Problem]) -> Finding:
-    name, title = "slice", "The pendulum's seminorm is cut from the wrong tensor"
+def _slice(problems: Sequence[ProblemRuns]) -> Finding:
+    name, title = "slice", "The slice in the pendulum's seminorm has the wrong size"
     row = next(row for row in published.ROWS if row.experiment == "hnn")
     said = (
-        "The code takes the size of the state from a whole window of eight points. The slice that should hold the "
-        "state then holds its adjoint and many parameters too, the error of the state is divided by √8, and a longer "
-        f"first step is chosen. The {percent(row.saving)} that the paper saves come from this."
+        "The code takes the size of a whole window of eight points for the size of the state. The slice that should "
+        "hold only the state then also holds its adjoint and many parameters. This divides the error of the state by "
+        f"√8 and leads to a longer first step. It is the cause of the saving of {percent(row.saving)} in the paper."
     )
     found, good = [], []
     for problem in problems:
@@ -53,28 +53,28 @@ def _slice(problems: Sequence[Problem]) -> Finding:
         slip, own = compatible_saving(problem) or 0.0, correct_saving(problem) or 0.0
         found.append(
             f"A batch takes {texts[0]} backward evaluations with the mixed norm, {texts[1]} with the published slice "
-            f"and {texts[2]} with the seminorm as it is defined: {percent(slip)} saved with the slip, {percent(own)} "
-            "without it"
+            f"and {texts[2]} with the seminorm as defined. The saving is {percent(slip)} with the error and "
+            f"{percent(own)} without it"
         )
         good.append(own < NOTHING <= slip)
     if not found:
-        return untested(name, title, said, "There are no runs with the slip, without it, and with the mixed norm.")
-    return Finding(name, title, said, f"{'. '.join(found)}.", Verdict.CONFIRMED if all(good) else Verdict.REFUTED)
+        return untested(name, title, said, "This needs runs with the error, without it, and with the mixed norm.")
+    return Finding(name, title, said, f"{'. '.join(found)}.", Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED)
 
 
-def _steps(problem: Problem, mode: str) -> list[float] | None:
-    """On a pass over the test set: strided rejected and accepted, true rejected and accepted."""
+def _steps(problem: ProblemRuns, mode: str) -> list[float] | None:
+    """Steps in a pass over the test set: rejected and accepted as the paper counts, truly rejected and accepted."""
     names = ("published_rejected", "published_accepted", "backward_rejected", "backward_accepted")
     found = [_mean(problem, mode, tested(name)) for name in names]
     return None if None in found else [x for x in found if x is not None]
 
 
-def _pendulum_counter(problems: Sequence[Problem]) -> Finding:
+def _pendulum_counter(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "pendulum-counter", "The pendulum's rejected steps are an artefact of counting"
     said = (
-        "Steps were not observed but inferred: every sixth evaluation is taken for the end of one, and rejected if the "
-        "next ends later. Each of the seven intervals of a window starts anew with two evaluations more, which shifts "
-        "the stride and makes restarts look like rejections."
+        "The code does not observe steps but infers them. It takes every sixth evaluation for the end of a step, and "
+        "counts the step as rejected if the next one ends later. The solver restarts in each of the seven intervals of "
+        "a window, with two additional evaluations. These shift the stride, so that restarts look like rejections."
     )
     found, good = [], []
     for problem in problems:
@@ -85,35 +85,35 @@ def _pendulum_counter(problems: Sequence[Problem]) -> Finding:
             strided_r, strided_a, true_r, true_a = steps
             share = percent(100 * strided_r / max(1.0, strided_r + strided_a))
             found.append(
-                f"{mode}: {strided_r:,.0f} rejected and {strided_a:,.0f} accepted as counted ({share}), {true_r:,.0f} "
-                f"and {true_a:,.0f} in truth"
+                f"{mode}: the counter finds {strided_r:,.0f} rejected and {strided_a:,.0f} accepted steps ({share}); "
+                f"the solver took {true_r:,.0f} and {true_a:,.0f}"
             )
             if mode == "mixed":
                 good.append(strided_r > true_r)
     if not good:
         return untested(name, title, said)
-    verdict = Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    return Finding(name, title, said, "On a pass over the test set:", verdict, tuple(found))
+    conclusion = Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    return Finding(name, title, said, "In one pass over the test set:", conclusion, tuple(found))
 
 
 def _restarts(run: Finished) -> float:
-    """Evaluations of a backward pass beyond those of its steps, a batch of the test set."""
+    """Evaluations of a backward pass that do not belong to steps, per batch of the test set."""
     test = result(run)["test"]
     steps = test["backward_accepted"] + test["backward_rejected"]
     return (test["backward_nfe"] - STRIDE * steps) / batches(run, "test")
 
 
 def _inflation(run: Finished) -> float:
-    """Accepted steps too many, a batch of the test set."""
+    """Accepted steps that are counted but were not made, per batch of the test set."""
     test = result(run)["test"]
     return (test["published_accepted"] - test["backward_accepted"]) / batches(run, "test")
 
 
-def _jump_counter(problems: Sequence[Problem]) -> Finding:
+def _jump_counter(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "jump-counter", "Jumps inflate the neural CDE's accepted steps"
     said = (
-        "After every jump of the control's slope the field is evaluated once more. The same counter takes each sixth "
-        "of these evaluations for an accepted step."
+        "After every jump of the control's slope, the field is evaluated once more. The counter takes every sixth of "
+        "these evaluations for an accepted step."
     )
     found, good = [], []
     for problem in problems:
@@ -123,21 +123,21 @@ def _jump_counter(problems: Sequence[Problem]) -> Finding:
             if more is None or extra is None or steps is None:
                 continue
             found.append(
-                f"{problem.title}, {mode}: {more:.1f} accepted steps a batch too many, where {extra:.0f} evaluations "
-                f"belong to no step; {steps[0]:,.0f} rejections counted, {steps[2]:,.0f} true"
+                f"{problem.title}, {mode}: {more:.1f} accepted steps too many per batch, from {extra:.0f} evaluations "
+                f"that belong to no step; {steps[0]:,.0f} rejections counted, {steps[2]:,.0f} actual"
             )
             good.append(more > 0)
     if not found:
         return untested(name, title, said)
-    verdict = Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    return Finding(name, title, said, "On a pass over the test set:", verdict, tuple(found))
+    conclusion = Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    return Finding(name, title, said, "In one pass over the test set:", conclusion, tuple(found))
 
 
-def _extrapolation(problems: Sequence[Problem]) -> Finding:
-    name, title = "extrapolation", "Evaluations in training are extrapolated, and too many"
+def _extrapolation(problems: Sequence[ProblemRuns]) -> Finding:
+    name, title = "extrapolation", "The evaluations in training are extrapolated and overestimated"
     said = (
-        "They were not added up over training steps. Those of every tenth epoch's evaluation pass count ten times, and "
-        "those of the last one too, though it stands for fewer epochs."
+        "The paper does not sum the evaluations over training steps. It multiplies those of the evaluation pass at "
+        "every tenth epoch by ten, and also those of the last epoch, although that represents fewer epochs."
     )
     found, good = [], []
     for problem in problems:
@@ -150,17 +150,18 @@ def _extrapolation(problems: Sequence[Problem]) -> Finding:
         found.append(f"{problem.title}: {over:+.1f}{SPACE}% (epochs counted: {stand}, trained: {epochs})")
         if stand != epochs:
             good.append(over > 0)
-    # Where every epoch is evaluated there is nothing to extrapolate.
-    verdict = Verdict.UNTESTED if not good else Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    as_many = "" if good else "Here as many epochs are counted as were trained. "
-    text = f"{as_many}The paper's count against the true sum, with the mixed norm:" if found else ""
-    return Finding(name, title, said, text, verdict, tuple(found))
+    # If every epoch is evaluated, nothing is extrapolated.
+    conclusion = Conclusion.UNTESTED if not good else Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    as_many = "" if good else "Here the number of epochs counted equals the number trained. "
+    text = f"{as_many}The paper's count compared with the correct sum, with the mixed norm:" if found else ""
+    return Finding(name, title, said, text, conclusion, tuple(found))
 
 
-def _worst_run(problems: Sequence[Problem]) -> Finding:
+def _worst_run(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "worst-run", "The accuracy curve leaves out the worst run"
     said = (
-        "At every epoch the lowest of five accuracies is dropped before mean and deviation are taken. It is not said."
+        "At every epoch, the code drops the lowest of five accuracies before it computes mean and deviation. The paper "
+        "does not mention this."
     )
     found = []
     for problem in problems:
@@ -174,23 +175,23 @@ def _worst_run(problems: Sequence[Problem]) -> Finding:
                 )
     if not found:
         return untested(name, title, said, "No row has two seeds.")
-    return Finding(name, title, said, "Validation accuracy at the end:", Verdict.MEASURED, tuple(found))
+    return Finding(name, title, said, "Validation accuracy at the end:", Conclusion.MEASURED, tuple(found))
 
 
-def _median(problems: Sequence[Problem]) -> Finding:
+def _median(problems: Sequence[ProblemRuns]) -> Finding:
     said = (
-        f"The median improvement is said to be {percent(published.CLAIMED_MEDIAN, 0)}. That of the "
+        f"The paper claims a median improvement of {percent(published.CLAIMED_MEDIAN, 0)}. The median of the "
         f"{len(published.ROWS)} printed rows is {percent(published.median_saving())}."
     )
     own = [x for x in map(correct_saving, problems) if x is not None]
     found = f"The median of the {len(own)} rows that were run here is {percent(median(own))}." if own else ""
     wrong = abs(published.median_saving() - published.CLAIMED_MEDIAN) > 1
-    return Finding("median", "The median improvement is not the one that is claimed", said, found,
-                   Verdict.PRINTED if wrong else Verdict.REFUTED)  # fmt: skip
+    return Finding("median", "The median improvement is smaller than claimed", said, found,
+                   Conclusion.PRINTED if wrong else Conclusion.REFUTED)  # fmt: skip
 
 
 def _printed_proportion() -> Finding:
-    """Rows whose proportion is not that of their own steps, which are rounded."""
+    """Rows whose proportion differs from that of their steps by more than rounding explains."""
     wrong = []
     for row in published.ROWS:
         for name in NORMS:
@@ -198,20 +199,20 @@ def _printed_proportion() -> Finding:
             own = proportion(norm.rejected, norm.accepted) or 0.0
             if abs(own - norm.proportion) > 1:
                 wrong.append(
-                    f"{row.title}, {name}: {percent(norm.proportion, 2)} printed, {percent(own, 2)} by its steps"
+                    f"{row.title}, {name}: {percent(norm.proportion, 2)} is printed, the steps give {percent(own, 2)}"
                 )
     return Finding(
         "proportion",
         "A printed proportion of rejected steps contradicts its own row",
-        "Proportions should be those of the steps beside them.",
+        "Each proportion should follow from the numbers of steps in its row.",
         f"{'; '.join(wrong)}.",
-        Verdict.PRINTED,
+        Conclusion.PRINTED,
     )
 
 
-def _evaluations_a_step(problems: Sequence[Problem]) -> Finding:
+def _evaluations_a_step(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "evaluations-a-step", "A step costs more than six evaluations"
-    said = f"A step is said to take {STRIDE}. Starts take two more, jumps one more each."
+    said = f"The paper says that a step takes {STRIDE} evaluations. A start takes two more, and each jump one more."
     found, good = [], []
     for problem in problems:
         counts = [_mean(problem, "mixed", tested(f"backward_{kind}")) for kind in ("nfe", "accepted", "rejected")]
@@ -221,13 +222,13 @@ def _evaluations_a_step(problems: Sequence[Problem]) -> Finding:
             good.append(nfe / sum(steps) > STRIDE)
     if not found:
         return untested(name, title, said)
-    verdict = Verdict.CONFIRMED if all(good) else Verdict.REFUTED
-    return Finding(name, title, said, "Backward evaluations a step, with the mixed norm:", verdict, tuple(found))
+    conclusion = Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
+    return Finding(name, title, said, "Backward evaluations per step, with the mixed norm:", conclusion, tuple(found))
 
 
-def _selection(problems: Sequence[Problem]) -> Finding:
+def _selection(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "selection", "The final model is chosen by its training loss"
-    said = "Weights with the lowest training loss are kept; validation data choose nothing."
+    said = "The code keeps the weights with the lowest training loss. Validation data are not used for selection."
     total, other = 0, 0
     selecting = (run for problem in problems for run in problem.runs if run.settings["schedule"].get("selects", True))
     for run in selecting:
@@ -236,20 +237,20 @@ def _selection(problems: Sequence[Problem]) -> Finding:
         other += min(losses, key=lambda epoch: losses[epoch]) != result(run)["best_epoch"]
     if not total:
         return untested(name, title, said)
-    text = f"In {other} of {total} runs the validation loss would have chosen another epoch."
-    return Finding(name, title, said, text, Verdict.MEASURED)
+    text = f"In {other} of {total} runs, selection by validation loss would have chosen another epoch."
+    return Finding(name, title, said, text, Conclusion.MEASURED)
 
 
-def _optimiser(problems: Sequence[Problem]) -> Finding:
+def _optimiser(problems: Sequence[ProblemRuns]) -> Finding:
     used = sorted({(run.settings["schedule"]["optimiser"], run.settings["schedule"]["weight_decay"])
                    for problem in problems for run in problem.runs})  # fmt: skip
     text = listed([f"{name} with decay {decay:g}" for name, decay in used]) if used else "nothing"
     return untested(
         "optimiser",
         "AdamW instead of Adam with L² regularisation",
-        "The paper describes the second, the code has the first; of the flows it is said that they, too, decay, but no "
-        "number is given.",
-        f"These runs use {text}; Adam with L² was not tried.",
+        "The paper describes Adam with L² regularisation, and the code uses AdamW. The paper says that the flows also "
+        "use weight decay but gives no number.",
+        f"These runs use {text}. Adam with L² regularisation was not tried.",
     )
 
 
@@ -257,33 +258,34 @@ NOT_IN_RUNS = (
     untested(
         "interpolation",
         "The control is interpolated linearly",
-        "The paper speaks of natural cubic splines, its code is piecewise linear.",
-        "All runs here are piecewise linear.",
+        "The paper describes natural cubic splines. Its code interpolates linearly.",
+        "All runs here interpolate linearly.",
     ),
     untested(
         "oscillations",
         "The pendulum does not make small oscillations",
-        "Its angles and velocities are drawn from all directions, the state is (cos q, sin q, velocity, torque) rather "
-        "than (q, p, torque), and one of the torques acts on both joints.",
-        "The data here are made as the code makes them.",
+        "Its initial angles and velocities are drawn uniformly from ±3.14, the state is (cos q, sin q, velocity, "
+        "torque) rather than (q, p, torque), and one of the torques acts on both joints.",
+        "The data here are generated as in the code.",
     ),
     untested(
         "scale",
         "The scale of the error lacks absolute values",
-        "Printed without the bars, the scale could be negative. The code has them.",
-        "So has seminode.",
+        "As printed, without absolute values, the scale could be negative. The code uses absolute values.",
+        "So does seminode.",
     ),
     untested(
         "library",
-        "Later versions of the library are another baseline",
-        "After the experiments its default norm became one by parameter tensor, which is stricter and makes the "
-        "seminorm look better; and steps that end on a jump by themselves make it lose all later jumps.",
-        "Mixed, here, is the norm of the paper: all parameters as one vector.",
+        "Later versions of the library are a different baseline",
+        "After the experiments, the default norm of the library changed to one that treats every parameter tensor "
+        "separately. It is stricter and makes the seminorm look better. Also, if a step happens to end exactly on a "
+        "jump, the library misses all later jumps.",
+        "Here, mixed is the norm of the paper, with all parameters as one vector.",
     ),
     untested(
         "script",
         "The released scripts are not those of the paper's runs",
-        "The neural CDE's trains for no epochs and saves nothing; a comment says windows of two points where they have "
-        "eight; the parameter counter tests a method instead of a flag, without effect.",
+        "The script of the neural CDE trains for no epochs and saves nothing. A comment mentions windows of two points "
+        "where they have eight. The parameter counter tests a method instead of a flag, which has no effect.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Figures as a page shows them: within it, or as files beside it."""
+"""Figures of the report: embedded in the page, or as files that the Markdown refers to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..figures import Drawn
 
 TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
-#: Above this an SVG is no gain over its PNG.
+#: Bytes. For a larger SVG, the PNG is embedded instead.
 LARGEST_SVG = 400_000
-#: Times as wide as high; wider ones would be too small on a phone.
+#: Figures with a larger ratio of width to height scroll on narrow screens; otherwise they would be too small there.
 WIDE = 1.5
 
-#: Figures of the paper, by how their names begin, with what they show; and where each name belongs on the page.
+#: The figures of the paper by the first part of their names, and their sections on the page.
 EXPECTED = {
     "f1a": "accuracy of the neural CDE",
     "f1b": "evaluations of the neural CDE",
@@ -45,10 +45,10 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """A figure, its place on the page, and its image in the page and beside it.
+    """A figure, its section on the page, its embedded image and the link to its file.
 
     Attributes:
-        still: the image that stands for one that moves, for readers who want no motion.
+        still: the image that replaces an animation for readers who have turned motion off.
     """
 
     name: str
@@ -71,7 +71,7 @@ def _uri(path: Path) -> str:
 
 
 def png_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels, which every PNG begins with."""
+    """Width and height in pixels, from the header of a PNG file."""
     head = path.read_bytes()[:24]
     if len(head) < 24 or head[:8] != b"\x89PNG\r\n\x1a\n":
         raise StoreError(f"{path}: expected a PNG image, found something else")
@@ -80,7 +80,7 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def shown(drawn: Drawn, beside: Path) -> Shown:
-    """An image for a page in the folder `beside`: what moves as GIF, the rest as SVG unless that is large."""
+    """A figure for a page in the folder `beside`: an animation as GIF, others as SVG unless that is large."""
     width, height = png_size(drawn.png)
     still = drawn.svg if drawn.svg is not None and drawn.svg.stat().st_size <= LARGEST_SVG else drawn.png
     best = drawn.gif or still
@@ -92,7 +92,7 @@ def shown(drawn: Drawn, beside: Path) -> Shown:
 
 
 def missing(pictures: list[Shown]) -> list[str]:
-    """Figures of the paper that are not there."""
+    """Figures of the paper that are missing."""
     return [
         f"{name.upper()[:2]}{name[2:]} ({what})"
         for name, what in EXPECTED.items()

@@ -133,6 +133,7 @@ def test_what_cannot_be_run(arguments: list[str], message: str, here: Path, caps
 # What comes of it.
 
 RUN = ["run", "ncde", "--preset", "tiny", "--no-tensorboard", "--no-progress"]
+START = f"{tiny(mode='seminorm').name}: "
 
 
 def test_a_run_is_made_once_and_then_printed(
@@ -145,10 +146,27 @@ def test_a_run_is_made_once_and_then_printed(
     assert test is not None
     assert f"    folder    {folder}\n" in first.out
     assert f"    test      loss {test['test']['loss']:.5g}, " in first.out
-    assert first.err == ""
+    assert first.err.startswith(START)
     monkeypatch.setattr(running, "task_of", None)
     assert cli.main(RUN) == 0
-    assert capsys.readouterr() == first
+    assert capsys.readouterr() == (first.out, "")
+
+
+def test_without_a_bar_there_are_plain_lines_even_on_a_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert cli.main(RUN) == 0
+    told = capsys.readouterr()
+    assert [line.partition(":")[0] for line in told.err.splitlines()] == [
+        tiny(mode="seminorm").name,
+        "epoch 1, evaluated",
+        "epoch 1 of 1",
+    ]
+    assert told.err.splitlines()[0].endswith(
+        "1 epoch in batches of 4, rtol 0.01, atol 0.01, Backsolve(restart='fresh') on cpu"
+    )
+    assert "\r" not in told.err
 
 
 def test_a_run_of_its_own_is_put_apart(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +191,14 @@ def test_an_interrupted_run_goes_on_only_if_told_to(
 
     monkeypatch.setattr(Training, "epoch", interrupted)
     assert cli.main(RUN) == 130
-    told = "seminode run: interrupted; the same command with --resume goes on after the last whole epoch\n"
-    assert capsys.readouterr().err == told
+    told = "seminode run: interrupted; the same command with --resume continues after the last complete epoch\n"
+    assert capsys.readouterr().err.splitlines(keepends=True)[-1] == told
     monkeypatch.undo()
     monkeypatch.chdir(here)
     tiny_runs.install(monkeypatch, tiny(schedule=TWO))
     before = {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file()}
     assert cli.main(RUN) == 2
-    assert "holds an unfinished run. Add --resume to go on, or take another folder." in capsys.readouterr().err
+    assert "holds an unfinished run. Add --resume to continue it, or use another folder." in capsys.readouterr().err
     assert {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file()} == before
     assert cli.main([*RUN, "--resume"]) == 0
     assert "    epochs    2, " in capsys.readouterr().out
@@ -189,14 +207,14 @@ def test_an_interrupted_run_goes_on_only_if_told_to(
 def test_a_folder_of_another_run_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab_runs.write(tiny(mode="seminorm"), Path("out/own"))
     assert cli.main([*RUN, "--epochs", "5", "--batch", "3", "--out", "out/own"]) == 2
-    assert "holds another run: batch, schedule differ. Take another folder.\n" in capsys.readouterr().err
+    assert "holds another run: batch, schedule differ. Use another folder.\n" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_is_at_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = tiny(mode="seminorm")
     with Run(Path("out/tiny", settings.name), {"settings": settings.as_json()}):
         assert cli.main([*RUN, "--resume"]) == 1
-    assert capsys.readouterr().err.endswith(": another process is at this run\n")
+    assert capsys.readouterr().err.endswith(": another process works on this run\n")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +235,9 @@ def test_what_fails_is_said_in_one_line(
 
     monkeypatch.setattr(running, "task_of", fail)
     assert cli.main(RUN) == 1
-    assert capsys.readouterr().err == f"seminode run: {error}\n"
+    start, message = capsys.readouterr().err.splitlines(keepends=True)
+    assert start.startswith(START)
+    assert message == f"seminode run: {error}\n"
 
 
 def test_a_full_disk_is_said_in_one_line_and_loses_nothing(
@@ -230,7 +250,7 @@ def test_a_full_disk_is_said_in_one_line_and_loses_nothing(
         patch.setattr(os, "fsync", full)
         assert cli.main(RUN) == 1
     told = capsys.readouterr().err
-    assert "cannot be written: No space left on device; what was there is left" in told
+    assert "cannot be written: No space left on device; the old file is kept" in told
     assert told.count("\n") == 1
     assert cli.main(RUN) == 0
 
@@ -245,7 +265,7 @@ def test_without_the_laboratory_s_packages_the_command_says_what_is_missing(here
     code = "import sys; sys.modules['numpy'] = None; from seminode import cli; sys.exit(cli.main(['run', 'ncde']))"
     env = {**os.environ, "PYTHONPATH": str(Path(str(cli.__file__)).parents[1])}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=env)
-    told = 'seminode run: needs numpy, which is not installed: pip install "seminode[lab]"\n'
+    told = "seminode run: needs numpy, which is not installed: pip install 'seminode[lab]'\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 

@@ -56,7 +56,19 @@ def test_benchmarks_are_in_the_repository(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["bench"]) == 2
-    assert "expected to be called in a clone of the repository" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert printed.err == f"seminode bench: works only in a clone of the repository, and {str(tmp_path)!r} is none\n"
+    assert printed.out == ""
+
+
+def test_benchmarks_need_the_other_libraries(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torchode" else name)
+    assert main(["bench"]) == 2
+    expected = "seminode bench: needs torchode: pip install -c constraints.txt -e '.[bench]'\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_benchmarks_get_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_check_ends_with_what_it_found(tmp_path: Path, capsys: pytest.CaptureFix
         (["status", "cifar-10"], "no data set is called 'cifar-10'; expected some of .*; did you mean cifar10?"),
         (["check", "speech_comands", "mnist"], "did you mean speech_commands?"),
         (["fetch", "imagenet"], "no data set is called 'imagenet'; expected some of speech_commands, mnist, cifar10"),
-        (["fetch"], r"fetch: expected names of data sets, or all; .* speech_commands \(2.43 GB\), mnist"),
+        (["fetch"], r"fetch: expected names of data sets or all; .* speech_commands \(2.43 GB\), mnist"),
         (["status", "--data-dir", __file__], "--data-dir: expected a folder, found the file"),
     ],
 )
@@ -86,7 +86,7 @@ def test_fetch_brings_what_it_can(
         monkeypatch.setattr(importlib.import_module("seminode_lab.data.mnist"), "RESOURCES", (resource,))
         assert cli.main(["data", "fetch", "mnist", "japanese_vowels", "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr()
-    assert re.match(r"seminode data: mnist: could not download gone\.gz: http://127.*the server answers 404", said.err)
+    assert re.match(r"seminode data: mnist: could not download gone\.gz: http://127.*the server answered 404", said.err)
     assert "japanese_vowels  complete" in said.out
 
 
@@ -98,7 +98,7 @@ def test_an_interruption_is_no_traceback(
 
     monkeypatch.setattr(CATALOGUE["mnist"], "fetch", interrupted)
     assert cli.main(["data", "fetch", "mnist", "--data-dir", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "seminode data: interrupted; a fetch goes on where it ended\n"
+    assert capsys.readouterr().err == "seminode data: interrupted; the same fetch resumes the download\n"
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

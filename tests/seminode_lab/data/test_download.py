@@ -62,7 +62,7 @@ def test_what_is_there_is_not_downloaded_again(server: FileServer, tmp_path: Pat
 
 def test_what_is_there_and_wrong_is_not_overwritten(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "thing.bin").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"thing\.bin: expected sha256 .*, found .*; not overwritten"):
+    with pytest.raises(DataError, match=r"thing\.bin: expected sha256 .*, found .*; it is not overwritten"):
         download(resource(server), tmp_path)
     assert (tmp_path / "thing.bin").read_bytes() == b"mine"
 
@@ -125,7 +125,9 @@ def test_a_connection_that_always_breaks_leaves_a_part_to_go_on_from(server: Fil
 
 def test_wrong_content_is_removed(server: FileServer, tmp_path: Path) -> None:
     other = CONTENT[::-1]
-    with pytest.raises(DataError, match=r"not what was published: expected sha256 \w+, found \w+"):
+    with pytest.raises(
+        DataError, match=r"the download differs from the published file: expected sha256 \w+, found \w+"
+    ):
         download(resource(server, other), tmp_path)
     assert files(tmp_path) == []
 
@@ -149,7 +151,7 @@ def test_a_missing_file_is_looked_for_at_the_next_address(server: FileServer, tm
     addresses = (server.address("moved.bin"), server.address("thing.bin"))
     download(resource(server, addresses=addresses), tmp_path)
     assert (tmp_path / "thing.bin").exists()
-    with pytest.raises(DataError, match=r"moved\.bin: the server answers 404"):
+    with pytest.raises(DataError, match=r"moved\.bin: the server answered 404"):
         download(resource(server, addresses=addresses[:1], name="other.bin"), tmp_path)
 
 
@@ -236,7 +238,7 @@ def test_an_archive_is_unpacked_with_sums(tmp_path: Path) -> None:
     assert wrong_sums(tmp_path / "out") == []
     (tmp_path / "out" / "README").write_text("c")
     (tmp_path / "out" / "yes" / "a.wav").unlink()
-    assert wrong_sums(tmp_path / "out") == ["README is not as it was unpacked", "yes/a.wav is missing"]
+    assert wrong_sums(tmp_path / "out") == ["README has changed since it was unpacked", "yes/a.wav is missing"]
     assert wrong_sums(tmp_path) is None
 
 
@@ -297,7 +299,7 @@ def test_a_corrupted_archive_leaves_nothing(damage: str, tmp_path: Path) -> None
 def test_what_is_unpacked_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
-    with pytest.raises(DataError, match="is there already, and is not overwritten"):
+    with pytest.raises(DataError, match="exists already and is not overwritten"):
         unpack(archive(tmp_path / "a.tar.gz", (entry("x"), b"1")), tmp_path / "out")
     assert files(tmp_path / "out") == ["mine"]
 

@@ -7,27 +7,18 @@ import io
 import os
 import pickle
 import struct
-import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_files import Malicious, idx, wav
 
 from seminode_lab.data import DataError
 from seminode_lab.data.idx import read_idx
 from seminode_lab.data.pickles import read_pickle
 from seminode_lab.data.waves import read_wav
-
-
-def wav(path: Path, samples: np.ndarray, rate: int = 16_000, channels: int = 1, width: int = 2) -> Path:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        file.writeframes(samples.astype("<i2").tobytes() if width == 2 else samples.astype("u1").tobytes())
-    return path
 
 
 def test_samples_of_a_wav_file(tmp_path: Path) -> None:
@@ -48,8 +39,8 @@ def test_samples_of_a_wav_file(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"channels": 2}, "expected 1 channel, found 2"),
-        ({"rate": 8000}, "expected 16,000 samples a second, found 8,000"),
-        ({"width": 1}, "expected 16 bits a sample, found 8"),
+        ({"rate": 8000}, "expected 16,000 samples per second, found 8,000"),
+        ({"width": 1}, "expected 16 bits per sample, found 8"),
     ],
 )
 def test_other_kinds_of_sound_are_refused(options: dict[str, int], message: str, tmp_path: Path) -> None:
@@ -62,7 +53,7 @@ def test_broken_wav_files_are_refused(tmp_path: Path) -> None:
     path = wav(tmp_path / "a.wav", np.zeros(100))
     content = path.read_bytes()
     path.write_bytes(content[:-50])
-    with pytest.raises(DataError, match=r"a\.wav: truncated: its header promises 100 samples, found 75"):
+    with pytest.raises(DataError, match=r"a\.wav: truncated: expected 100 samples from its header, found 75"):
         read_wav(path, samples=100)
     for broken in (b"", content[:20], b"not a sound at all, but some text"):
         path.write_bytes(broken)
@@ -70,10 +61,6 @@ def test_broken_wav_files_are_refused(tmp_path: Path) -> None:
             read_wav(path)
     with pytest.raises(DataError, match=r"nowhere\.wav: No such file"):
         read_wav(tmp_path / "nowhere.wav")
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.mark.parametrize("name", ["images", "images.gz"])
@@ -154,14 +141,6 @@ def test_a_pickle_of_python_2(tmp_path: Path) -> None:
     # The hand-made one is a pickle indeed.
     trusted = pickle.loads(python2(ARRAY).replace(b"numpy.core.", b"numpy._core."), encoding="bytes")
     assert np.array_equal(trusted[b"data"], ARRAY)
-
-
-class Malicious:
-    def __init__(self, call: Any, *args: Any):
-        self.call = call, args
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 @pytest.mark.parametrize(

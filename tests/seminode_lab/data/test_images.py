@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_files import Malicious, idx
 from file_server import serving
-from test_formats import Malicious, idx
 
 from seminode_lab.data import (
     DataError,
@@ -234,7 +234,7 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(cifar, "ARCHIVE", archive)
         root = tmp_path / "here"
         CIFAR10().fetch(root)
-        # The archive goes, unless it was there before.
+        # The archive goes, unless it was complete before.
         assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
         CIFAR10().fetch(root)
         assert len(server.requests) == 1
@@ -246,7 +246,7 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         assert (other / "cifar-10-python.tar.gz").exists()
         # What is incomplete is not overwritten.
         (root / "cifar-10-batches-py" / "test_batch").unlink()
-        with pytest.raises(DataError, match="is there already, and is not overwritten"):
+        with pytest.raises(DataError, match="exists already and is not overwritten"):
             CIFAR10().fetch(root)
 
 

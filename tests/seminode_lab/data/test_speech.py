@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_files import wav
 from file_server import serving
 from safetensors.torch import load_file
 from sklearn.model_selection import train_test_split
-from test_formats import wav
 
 from seminode_lab.data import MFCC, CacheWarning, DataError, IncompleteDataWarning, MissingData, Speech, speech_commands
 from seminode_lab.data import speech as speaking
@@ -131,7 +131,7 @@ def test_the_official_split_follows_the_lists(root: Path) -> None:
     with pytest.raises(ValueError, match="split: expected one of 'published', 'official', found 'random'"):
         speech_commands(root, split="random")  # type: ignore[arg-type]
     (root / "speech_commands" / "testing_list.txt").unlink()
-    with pytest.warns(IncompleteDataWarning), pytest.raises(DataError, match=r"testing_list\.txt: is not there"):
+    with pytest.warns(IncompleteDataWarning), pytest.raises(DataError, match=r"testing_list\.txt: does not exist"):
         speech_commands(root, split="official")
 
 
@@ -143,8 +143,8 @@ def test_lists_without_clips_are_refused(root: Path) -> None:
 def test_the_warning_says_what_is_missing(root: Path) -> None:
     with pytest.warns(
         IncompleteDataWarning,
-        match=r"speech_commands' is incomplete: 90 clips against 38,546 of v0\.02 \(yes 9 of 4,044, no 9 of 3,941.*\), "
-        "80 of exactly 16,000 samples against 34,975",
+        match=r"speech_commands' is incomplete: 90 of 38,546 clips of v0\.02 \(yes 9 of 4,044, no 9 of 3,941.*\), "
+        "80 of 34,975 clips with exactly 16,000 samples",
     ) as caught:
         speech_commands(root)
     assert caught[0].filename == __file__
@@ -161,7 +161,7 @@ def test_a_complete_set_is_taken_without_a_warning(root: Path, monkeypatch: pyte
 def test_the_release_is_told_by_the_lists(root: Path) -> None:
     folder = root / "speech_commands"
     assert release_in(folder) is V2
-    assert SpeechCommands().status(root).notes[0] == "taken for release v0.02; its lists are of no known one"
+    assert SpeechCommands().status(root).notes[0] == "taken for v0.02; its lists match no known release"
     for name, count in zip(("validation_list.txt", "testing_list.txt"), V1.listed, strict=True):
         (folder / name).write_text("".join(f"yes/{k}.wav\nbed/{k}.wav\n" for k in range(count)))
     assert release_in(folder) is V1
@@ -195,7 +195,7 @@ def test_a_broken_clip_is_named(root: Path) -> None:
     path = root / "speech_commands" / "up" / "3_nohash_0.wav"
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(
-        DataError, match=r"up.3_nohash_0\.wav: truncated: its header promises 16,000 samples, found 15,500"
+        DataError, match=r"up.3_nohash_0\.wav: truncated: expected 16,000 samples from its header, found 15,500"
     ):
         speech_commands(root)
     assert not (root / "features").exists()
@@ -222,8 +222,8 @@ def test_it_is_fetched_and_unpacked(root: Path, tmp_path: Path, monkeypatch: pyt
         assert len(quiet(root).train) == 56
         (root / "speech_commands_v0.02" / "yes" / "notes.txt").write_text("another")
         status = SpeechCommands().check(root)
-        assert (status.state, status.notes[-1]) == ("broken", "yes/notes.txt is not as it was unpacked")
-        with pytest.raises(DataError, match=r"speech_commands_v0\.02: is incomplete, and is not overwritten"):
+        assert (status.state, status.notes[-1]) == ("broken", "yes/notes.txt has changed since it was unpacked")
+        with pytest.raises(DataError, match=r"speech_commands_v0\.02: is incomplete and is not overwritten"):
             SpeechCommands().fetch(root)
         assert len(server.requests) == 1
 
@@ -279,7 +279,7 @@ def test_a_spoilt_cache_is_made_again(root: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "features").write_text("in the way")
-    with pytest.warns(CacheWarning, match="could not be kept"), pytest.warns(IncompleteDataWarning):
+    with pytest.warns(CacheWarning, match="could not be saved"), pytest.warns(IncompleteDataWarning):
         assert len(speech_commands(root).train) == 56
 
 

@@ -175,7 +175,7 @@ def test_scipy_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without_scipy)
-    with pytest.raises(ImportError, match=r'needs SciPy: pip install "seminode\[lab\]"'):
+    with pytest.raises(ImportError, match=r"needs SciPy: pip install 'seminode\[lab\]'"):
         pendulum.trajectories(trials=1)
 
 

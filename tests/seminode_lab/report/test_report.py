@@ -18,7 +18,7 @@ from seminode_lab import measures, report, store
 from seminode_lab.modes import MODES
 from seminode_lab.report.claims import claims
 from seminode_lab.report.errata import errata
-from seminode_lab.report.findings import Finding, Verdict
+from seminode_lab.report.findings import Conclusion, Finding
 from seminode_lab.settings import rows
 
 VOID = {"meta", "link", "img", "source", "br"}
@@ -145,12 +145,13 @@ def test_the_summary_is_computed(page: Page) -> None:
     saved = f"{100 * (1 - 1200 / 2300):.1f}\N{NO-BREAK SPACE}%".split()
     text = page.text
     assert f"the seminorm saves {' '.join([f'{saved[0]} %'] * 2)}".replace(" % ", " %, ") in text
-    assert "the paper has 39.6 %, 58.4 % and 62.3 %" in text
-    assert "On the pendulum the paper saves 42.8 %. With the slip of the paper's code we find 42.9 %" in text
-    assert "as the paper defines it, 0.0 %" in text
+    assert "the paper reports 39.6 %, 58.4 % and 62.3 %" in text
+    reported = "On the pendulum, the paper reports a saving of 42.8 %."
+    assert f"{reported} These runs save 42.9 % with the error in the paper's code" in text
+    assert "and 0.0 % with the seminorm as the paper defines it." in text
     low, high = 100 * (1 - 900 / 1770), 100 * (1 - 28 / 98)
     assert f"seminode's best saves {low:.1f} to {high:.1f} %" in text
-    assert f"trains {1770 / 900:.2f} to {98 / 28:.2f} times as fast" in text
+    assert f"speed-up over the mixed norm in training is {1770 / 900:.2f} to {98 / 28:.2f}." in text
 
 
 def test_the_markdown_has_the_same_tables_and_its_images_are_files(folder: Path, tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_the_markdown_has_the_same_tables_and_its_images_are_files(folder: Path,
     assert "figures/swing-up.gif" in images
     assert len(images) == 7
     assert all((tmp_path / image).is_file() for image in images)
-    assert "| backward NFE a batch | 98.0 ± 0.0 | 56.0 ± 0.0 | 98 ± 0 | 56 ± 0 | 98 ± 0 | 98 ± 0 | 28 ± 0 |" in text
+    assert "| backward NFE per batch | 98.0 ± 0.0 | 56.0 ± 0.0 | 98 ± 0 | 56 ± 0 | 98 ± 0 | 98 ± 0 | 28 ± 0 |" in text
     assert "\n\n\n" not in text
 
 
@@ -262,40 +263,40 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(folder: Path,
 
 def test_what_the_made_up_runs_bear_out(folder: Path) -> None:
     found = by_name(claims(gathered(folder)))
-    assert {name: finding.verdict for name, finding in found.items()} == {
-        "ncde-saving": Verdict.HOLDS,
-        "cnf-saving": Verdict.HOLDS,
-        "hnn-saving": Verdict.FAILS,
-        "quality": Verdict.HOLDS,
-        "rejections": Verdict.REFUTED,
-        "swing-up": Verdict.HOLDS,
+    assert {name: finding.conclusion for name, finding in found.items()} == {
+        "ncde-saving": Conclusion.HOLDS,
+        "cnf-saving": Conclusion.HOLDS,
+        "hnn-saving": Conclusion.FAILS,
+        "quality": Conclusion.HOLDS,
+        "rejections": Conclusion.REFUTED,
+        "swing-up": Conclusion.HOLDS,
     }
 
 
-@pytest.mark.parametrize(("preset", "verdict"), [("paper", Verdict.FAILS), ("quick", Verdict.REFUTED)])
+@pytest.mark.parametrize(("preset", "conclusion"), [("paper", Conclusion.FAILS), ("quick", Conclusion.REFUTED)])
 def test_a_saving_that_reduced_runs_do_not_show_is_not_held_against_the_paper(
-    tmp_path: Path, preset: str, verdict: Verdict
+    tmp_path: Path, preset: str, conclusion: Conclusion
 ) -> None:
     row = rows(preset)[0]
     for mode in ("mixed", "seminorm"):
         path = lab_runs.write(row.changed(mode=mode), tmp_path)
         change(path / store.RESULT, "totals", "backward_nfe", value=1000)
-    assert by_name(claims(gathered(tmp_path)))["ncde-saving"].verdict is verdict
+    assert by_name(claims(gathered(tmp_path)))["ncde-saving"].conclusion is conclusion
 
 
 def test_what_was_not_run_is_not_tested(tmp_path: Path) -> None:
     lab_runs.write(lab_runs.rows()[-1], tmp_path)
     found = gathered(tmp_path)
-    assert {finding.verdict for finding in claims(found)} == {Verdict.UNTESTED, Verdict.HOLDS}
+    assert {finding.conclusion for finding in claims(found)} == {Conclusion.UNTESTED, Conclusion.HOLDS}
     own = by_name(errata(found))
-    assert own["slice"].verdict is Verdict.UNTESTED
-    assert own["jump-counter"].verdict is Verdict.UNTESTED
-    assert own["median"].verdict is Verdict.PRINTED
+    assert own["slice"].conclusion is Conclusion.UNTESTED
+    assert own["jump-counter"].conclusion is Conclusion.UNTESTED
+    assert own["median"].conclusion is Conclusion.PRINTED
 
 
 def test_the_slip_is_confirmed_by_evaluations_a_batch(folder: Path) -> None:
     found = by_name(errata(gathered(folder)))["slice"]
-    assert found.verdict is Verdict.CONFIRMED
+    assert found.conclusion is Conclusion.CONFIRMED
     assert (
         "A batch takes 98 backward evaluations with the mixed norm, 56 with the published slice and 98" in found.found
     )
@@ -304,13 +305,13 @@ def test_the_slip_is_confirmed_by_evaluations_a_batch(folder: Path) -> None:
 def test_the_slip_is_not_confirmed_by_runs_that_do_not_show_it(tmp_path: Path) -> None:
     folder = pendulum(tmp_path)
     change(folder / "hnn-pendulum-seminorm-0" / store.RESULT, "totals", "backward_nfe", value=56 * 84)
-    assert by_name(errata(gathered(folder)))["slice"].verdict is Verdict.REFUTED
-    assert by_name(claims(gathered(folder)))["hnn-saving"].verdict is Verdict.HOLDS
+    assert by_name(errata(gathered(folder)))["slice"].conclusion is Conclusion.REFUTED
+    assert by_name(claims(gathered(folder)))["hnn-saving"].conclusion is Conclusion.HOLDS
 
 
 def test_over_counting_is_computed(folder: Path) -> None:
     found = by_name(errata(gathered(folder)))["extrapolation"]
-    assert found.verdict is Verdict.CONFIRMED
+    assert found.conclusion is Conclusion.CONFIRMED
     assert (
         found.items[-1]
         == f"double pendulum: +{100 * (30 / 21 - 1):.1f}\N{NO-BREAK SPACE}% (epochs counted: 30, trained: 21)"
@@ -321,7 +322,7 @@ def test_inflated_steps_are_computed_a_batch(folder: Path) -> None:
     found = by_name(errata(gathered(folder)))["jump-counter"]
     steps, batches = 2300 * 2 // 7, 2
     extra = (2300 * 2 - 6 * (steps + steps // 10)) / batches
-    assert f"mixed: {5 / batches:.1f} accepted steps a batch too many, where {extra:.0f} evaluations" in found.items[0]
+    assert f"mixed: {5 / batches:.1f} accepted steps too many per batch, from {extra:.0f} evaluations" in found.items[0]
 
 
 def test_a_model_that_is_worse_by_more_than_chance_is_told(tmp_path: Path) -> None:
@@ -329,7 +330,7 @@ def test_a_model_that_is_worse_by_more_than_chance_is_told(tmp_path: Path) -> No
     for seed in (0, 1):
         for row in ("ncde-speech_commands-0.001", "ncde-speech_commands-0.0001", "ncde-speech_commands-1e-05"):
             change(folder / f"{row}-seminorm-{seed}" / store.RESULT, "test", "accuracy", value=0.2 + 0.01 * seed)
-    assert by_name(claims(gathered(folder)))["quality"].verdict is Verdict.PARTLY
+    assert by_name(claims(gathered(folder)))["quality"].conclusion is Conclusion.PARTLY
 
 
 def test_every_finding_has_its_words(folder: Path) -> None:
