@@ -218,7 +218,7 @@ def test_the_command_prints_its_table(capsys: pytest.CaptureFixture[str]) -> Non
     techniques.main(["--scale", "0.004"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines[1:5]] == ["spectral training"] * 2 + ["hypersolved Heun", "OT-Flow"]
-    assert "at equal evaluations of f" in lines[-3]
+    assert "at equal NFE" in lines[-3]
 
 
 def test_state_dict_and_repr() -> None:
