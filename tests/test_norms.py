@@ -195,16 +195,16 @@ def test_a_zero_that_stays_zero_has_no_error(dtype):
 
 
 def test_the_norm_receives_the_structure_of_the_state():
-    seen = []
+    received = []
 
     def norm(ratio):
-        seen.append(ratio)
+        received.append(ratio)
         return norms.rms(ratio)
 
     y = {"q": vector(1.0, 2.0), "p": (torch.ones(2, 2, dtype=torch.float64),)}
     error = error_norm(y, 0.0, 2.0, norm)
     error.size(vector(2.0, 4.0, 6.0, 8.0, 10.0, 12.0), torch.zeros(6, dtype=torch.float64))
-    (ratio,) = seen
+    (ratio,) = received
     assert list(ratio) == ["q", "p"]
     assert ratio["q"].tolist() == [1.0, 2.0]
     assert ratio["p"][0].tolist() == [[3.0, 4.0], [5.0, 6.0]]

@@ -1,6 +1,6 @@
 """Step-size control: whether to accept a step, how long the next one is, and how long the first one is.
 
-All numbers are Python floats, that is float64 on the host, whatever the dtype of the state.
+All numbers are Python floats (float64), for every dtype of the state.
 """
 
 from __future__ import annotations

@@ -329,15 +329,15 @@ def test_costs_are_integrated_along_the_solution(trace):
     costs = (Energy(), Stretch())
     flow = CNF(Linear(rates.diag()), trace=trace, noise="rademacher", regularisers=costs, **TIGHT)
     x = points(4, 2)
-    log_prob, found = flow.log_prob(x, costs=True)
+    log_prob, integrals = flow.log_prob(x, costs=True)
     # z = exp(a t) x, so that ∫ (a z)² dt = a (exp(2a) − 1)/2 x²; and vᵀA = ±a.
     energy = (rates * torch.expm1(2 * rates) / 2 * x.square()).mean(1)
-    torch.testing.assert_close(found["energy"], energy, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(found["stretch"], rates.square().mean().expand(4), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(integrals["energy"], energy, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(integrals["stretch"], rates.square().mean().expand(4), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(log_prob, flow.log_prob(x))
-    total = penalty(flow.regularisers, found)
+    total = penalty(flow.regularisers, integrals)
     torch.testing.assert_close(total, 0.5 * energy.mean() + 2.0 * rates.square().mean())
-    torch.testing.assert_close(flow(x, costs=True)[1]["energy"], found["energy"])
+    torch.testing.assert_close(flow(x, costs=True)[1]["energy"], integrals["energy"])
 
 
 # Fields.
