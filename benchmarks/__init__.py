@@ -1,1 +1,1 @@
-"""Benchmarks of seminode against its peers; each file is a command, `python -m benchmarks.<name>`."""
+"""Benchmarks of seminode and other libraries. Most files are commands, `python -m benchmarks.<name>`."""

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `python -m benchmarks`; what else is given goes to the race.
+"""Run all benchmarks in sequence: `python -m benchmarks`. Unknown options are passed on to the race.
 
 python -m benchmarks [--parts race overhead scaling detest report] [--quick] [--problems small cde] [--rounds 3] ...
 """
@@ -14,7 +14,7 @@ PARTS = ("race", "overhead", "scaling", "detest", "report")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="All benchmarks.", add_help=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run all benchmarks.", add_help=False)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true")
     options, rest = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "detest": ["--problems", "A1,B2"] if options.quick else [],
         "report": [],
     }
-    # Tiny problems tell nothing about the others, so that there is nothing to report.
+    # Results of the tiny problems do not belong in the report.
     parts = [part for part in PARTS if part in options.parts and not (part == "report" and options.quick)]
     for part in parts:
         print(f"\n# {part}", flush=True)

@@ -1,10 +1,11 @@
-"""What every adjoint costs and how good its gradient is, on one problem, beside torchdiffeq's.
+"""Cost and gradient error of every adjoint on one problem, compared with torchdiffeq.
 
     python -m benchmarks.adjoints [--problem cde|pendulum|flow|linear] [--small] [--repeats 2]
 
-F is the price of an evaluation; pulling one back costs about F more for the state and again for the parameters, so that
-a pass costs nfe + vjp_y + vjp_params F. The error is that of the gradients of all parameters and of y0 together,
-relative to a float64 reference. The contenders take turns, in one thread; seconds are the minimum.
+F is the cost of one evaluation of the field. A VJP costs about F with respect to the state and about F with respect to
+the parameters, so a pass costs nfe + vjp_y + vjp_params F. The error is the relative error of the gradients of all
+parameters and of y0, as one vector, compared with a float64 reference. All contenders run in turn, in one thread;
+seconds are the minimum.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .problems import (
     pendulum_problem,
 )
 
-#: What takes more seconds is timed once only: the noise of the clock is small beside it.
+#: Passes that take more seconds than this are timed only once, because the timing noise is relatively small.
 LONG = 20.0
 
 Counted = Callable[[], tuple[sn.Stats, sn.Stats]]
@@ -47,7 +48,7 @@ def pendulum(iterations: int, batch: int, dtype: torch.dtype = torch.float32) ->
     return pendulum_problem(fitted_pendulum(iterations, dtype=dtype), pendulum_batch(batch, trials=4, dtype=dtype))
 
 
-#: For each problem its full and its small size; both take a dtype, and have one of their own.
+#: For each problem, functions that build it in full size and in small size; both have a default dtype.
 PROBLEMS: dict[str, tuple[Callable[..., GradientProblem], Callable[..., GradientProblem]]] = {
     "cde": (cde_problem, partial(cde_problem, batch=4, knots=21, channels=4, hidden=16, width=16)),
     "pendulum": (partial(pendulum, 800, 256), partial(pendulum, 30, 8)),
@@ -58,16 +59,16 @@ PROBLEMS: dict[str, tuple[Callable[..., GradientProblem], Callable[..., Gradient
 
 @dataclass(frozen=True)
 class Ours:
-    """One of seminode's adjoints."""
+    """An adjoint of seminode."""
 
     name: str
     adjoint: Adjoint
     solver: str | Solver = "dopri5"
-    dt: float | None = None  # fixed steps of this size, instead of tolerances
+    dt: float | None = None  # fixed steps of this size instead of tolerances
     max_steps: int = 100_000
 
     def run(self, problem: GradientProblem, y0: Any) -> tuple[Any, Counted]:
-        """The outputs, and what was counted once their gradient has been taken."""
+        """The outputs, and a function that returns the statistics after the backward pass."""
         options: dict[str, Any] = {"rtol": problem.rtol, "atol": problem.atol}
         if self.dt is not None:
             options = {"controller": sn.FixedStep(self.dt)}
@@ -77,7 +78,7 @@ class Ours:
 
 
 class TupleField(nn.Module):
-    """A field of dicts as torchdiffeq wants it, of tuples."""
+    """Wraps a field of dicts as a field of tuples, which torchdiffeq needs."""
 
     def __init__(self, field: nn.Module, names: Sequence[str]):
         super().__init__()
@@ -90,9 +91,9 @@ class TupleField(nn.Module):
 
 @dataclass(frozen=True)
 class Torchdiffeq:
-    """torchdiffeq's odeint_adjoint, told of the problem's jumps in both directions or not at all.
+    """torchdiffeq's odeint_adjoint, with the jumps of the problem in both passes or in neither.
 
-    Version 0.2.5 misses a jump that a step happens to end on exactly, and with it all later ones.
+    Version 0.2.5 misses a jump if a step ends exactly on it, and then also misses all later jumps.
     """
 
     norm: str | None = None
@@ -104,11 +105,11 @@ class Torchdiffeq:
         return ", ".join(["torchdiffeq", *details, *([] if self.jumps else ["without jumps"])])
 
     def run(self, problem: GradientProblem, y0: Any) -> tuple[Any, Counted]:
-        """The outputs, and what was counted once their gradient has been taken."""
+        """The outputs, and a function that returns the statistics after the backward pass."""
         names = list(y0) if isinstance(y0, dict) else None
         field = problem.field if names is None else TupleField(problem.field, names)
         start = y0 if names is None else tuple(y0.values())
-        # Its jumps must lie inside the interval.
+        # torchdiffeq requires jumps inside the interval.
         options = {"jump_t": problem.jumps[1:-1]} if self.jumps and problem.jumps is not None else {}
         backward = {**options, "norm": self.norm} if self.norm else options
         calls: list[None] = []
@@ -151,16 +152,16 @@ def contenders(problem: GradientProblem) -> list[Contender]:
         quadrature("lobatto", "solve"),
         Ours("Reversible, dopri5", sn.Reversible(), sn.ReversibleRK("dopri5")),
     ]
-    # A method of order 2 takes tens of thousands of steps to tight tolerances.
+    # A method of order 2 needs tens of thousands of steps at tight tolerances.
     if problem.rtol > 1e-6:
         ours.append(Ours("Reversible, heun", sn.Reversible(), "reversible_heun"))
-    told = (True,) if problem.jumps is None else (True, False)
-    return [*ours, *(Torchdiffeq(norm, jumps) for jumps in told for norm in (None, "seminorm"))]
+    with_jumps = (True,) if problem.jumps is None else (True, False)
+    return [*ours, *(Torchdiffeq(norm, jumps) for jumps in with_jumps for norm in (None, "seminorm"))]
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One forward and backward pass: what was counted, the gradient as one vector, seconds, and kinds of warnings."""
+    """One forward and backward pass: statistics, the gradient as one vector, seconds, and categories of warnings."""
 
     forward: sn.Stats
     backward: sn.Stats
@@ -171,12 +172,12 @@ class Measurement:
 
     @property
     def backward_cost(self) -> int:
-        """In F."""
+        """Cost of the backward pass in F."""
         return diagnostics.backward_cost(self.backward)
 
     @property
     def cost(self) -> int:
-        """Of both passes, in F."""
+        """Cost of both passes in F."""
         return diagnostics.cost(self.forward, self.backward)
 
     @property
@@ -188,7 +189,7 @@ class Measurement:
 
 
 def starting_point(problem: GradientProblem) -> tuple[Any, list[Tensor]]:
-    """y0 and its leaves, which get gradients even where the problem's start is constant."""
+    """y0 and its leaves, which require gradients even if the start of the problem is constant."""
     y0 = problem.start()
     tensors = y0 if isinstance(y0, dict) else {"": y0}
     tensors = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in tensors.items()}
@@ -202,96 +203,97 @@ def measure(problem: GradientProblem, contender: Contender) -> Measurement:
         warnings.simplefilter("always")
         begin = time.perf_counter()
         ys, counted = contender.run(problem, y0)
-        turn = time.perf_counter()
+        middle = time.perf_counter()
         grads = torch.autograd.grad(problem.loss(ys), inputs, allow_unused=True)
         end = time.perf_counter()
     pairs = zip(inputs, grads, strict=True)
     gradient = torch.cat([torch.zeros_like(x).flatten() if g is None else g.flatten() for x, g in pairs])
     warned = tuple(each.category.__name__ for each in caught)
-    return Measurement(*counted(), gradient, turn - begin, end - turn, warned)
+    return Measurement(*counted(), gradient, middle - begin, end - middle, warned)
 
 
 def reference_gradient(problem: GradientProblem, rtol: float = 1e-10) -> Tensor:
-    """By Replay through a solve so accurate that its own error is nothing beside theirs."""
+    """The gradient by Replay at a tolerance so tight that its error is negligible."""
     return measure(replace(problem, rtol=rtol, atol=0.01 * rtol), Ours("reference", sn.Replay(), "dopri8")).gradient
 
 
 def reference_through_kinks(problem: GradientProblem) -> Tensor:
-    """With equal steps, for fields of many ReLUs: good to about 2e-4 on the full neural CDE.
+    """The gradient with fixed steps, for fields with many ReLUs: accurate to about 2e-4 on the full neural CDE.
 
-    Where a ReLU switches inside a step its gradient is wrong by the order of the step, which the error of the solution,
-    of second order there, does not tell: tolerances as tight would need several times the steps.
+    If a ReLU switches inside a step, the error of the gradient is of the order of the step size. Error control does not
+    detect this, because there the error of the solution is of second order. An adaptive solve of the same accuracy
+    would need several times as many steps.
     """
     return measure(problem, Ours("reference", sn.Replay(), "rk4", dt=1 / 32)).gradient
 
 
-def quickest(found: Iterable[Measurement]) -> Measurement:
-    """The counts are always the same; the noise of the clock is only ever added."""
-    found = list(found)
+def quickest(measurements: Iterable[Measurement]) -> Measurement:
+    """The minimum of the times. The counts are equal, and timing noise is never negative."""
+    measurements = list(measurements)
     return replace(
-        found[0],
-        forward_seconds=min(each.forward_seconds for each in found),
-        backward_seconds=min(each.backward_seconds for each in found),
+        measurements[0],
+        forward_seconds=min(each.forward_seconds for each in measurements),
+        backward_seconds=min(each.backward_seconds for each in measurements),
     )
 
 
 def compare(
     problem: GradientProblem, contenders: Iterable[Contender], repeats: int
 ) -> tuple[dict[str, Measurement], dict[str, str]]:
-    """By name, the measurements and, for those that could not be measured, the reason."""
-    found: dict[str, list[Measurement]] = {}
+    """The measurements by name and, for contenders that failed, the reasons by name."""
+    measurements: dict[str, list[Measurement]] = {}
     reasons: dict[str, str] = {}
     contenders = list(contenders)
     for _ in range(repeats):
         for contender in contenders:
-            rounds = found.setdefault(contender.name, [])
+            rounds = measurements.setdefault(contender.name, [])
             if contender.name in reasons or (rounds and rounds[0].seconds > LONG):
                 continue
             try:
                 rounds.append(measure(problem, contender))
             except (RuntimeError, ValueError, AssertionError) as error:
                 reasons[contender.name] = " ".join(str(error).split())
-    return {name: quickest(each) for name, each in found.items() if each}, reasons
+    return {name: quickest(each) for name, each in measurements.items() if each}, reasons
 
 
 HEADER = ("adjoint", "nfe", "nfe", "accepted", "rejected", "vjp_y", "vjp_params", "F", "error", "seconds")
 
 
-def row(name: str, found: Measurement, reference: Tensor) -> tuple[str, ...]:
-    forward, backward = found.forward, found.backward
-    # torchdiffeq does not tell of its steps.
+def row(name: str, measurement: Measurement, reference: Tensor) -> tuple[str, ...]:
+    forward, backward = measurement.forward, measurement.backward
+    # torchdiffeq does not report its steps.
     steps = [str(backward.accepted), str(backward.rejected)] if backward.accepted else ["-", "-"]
-    counts = [backward.vjp_y, backward.vjp_params, found.backward_cost]
-    numbers = [f"{found.error(reference):.1e}", f"{found.backward_seconds:.3f}"]
+    counts = [backward.vjp_y, backward.vjp_params, measurement.backward_cost]
+    numbers = [f"{measurement.error(reference):.1e}", f"{measurement.backward_seconds:.3f}"]
     return (name, str(forward.nfe), str(backward.nfe), *steps, *map(str, counts), *numbers)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
+    """Lines with the first column left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [[x.rjust(width) for x, width in zip(each, widths, strict=True)] for each in rows]
     return ["  ".join((each[0].ljust(widths[0]), *cell[1:])) for each, cell in zip(rows, cells, strict=True)]
 
 
-def report(found: dict[str, Measurement], reasons: dict[str, str], reference: Tensor) -> str:
-    lines = aligned([HEADER, *(row(name, each, reference) for name, each in found.items())])
-    # The forward pass has one column; everything after it is the backward pass.
+def report(measurements: dict[str, Measurement], reasons: dict[str, str], reference: Tensor) -> str:
+    lines = aligned([HEADER, *(row(name, each, reference) for name, each in measurements.items())])
+    # The first nfe column is the forward pass; the columns after it are the backward pass.
     first = lines[0].index("nfe")
     lines.insert(0, "forward".rjust(first + len("nfe")) + "  backward")
     lines += [f"{name}: {reason}" for name, reason in reasons.items()]
-    for kind in sorted({kind for each in found.values() for kind in each.warned}):
-        lines.append(f"{kind}: {'; '.join(name for name, each in found.items() if kind in each.warned)}")
+    for kind in sorted({kind for each in measurements.values() for kind in each.warned}):
+        lines.append(f"{kind}: {'; '.join(name for name, each in measurements.items() if kind in each.warned)}")
     return "\n".join(lines)
 
 
-def ordering(found: dict[str, Measurement]) -> str:
-    """Whether the norms come in the order that the paper on seminorms found."""
+def ordering(measurements: dict[str, Measurement]) -> str:
+    """Whether the norms are in the order of backward NFE that Kidger, Chen and Lyons (2021) report."""
     norms = ("seminorm", "mixed", "mixed_per_tensor")
     names = {norm: backsolve(norm, "fresh").name for norm in norms}
-    missing = [norm for norm, name in names.items() if name not in found]
+    missing = [norm for norm, name in names.items() if name not in measurements]
     if missing:
         return f"Order of the norms (restart='fresh'): unknown without {', '.join(missing)}"
-    nfe = [found[name].backward.nfe for name in names.values()]
+    nfe = [measurements[name].backward.nfe for name in names.values()]
     verdict = "holds" if nfe[0] < nfe[1] < nfe[2] else "does not hold"
     counts = ", ".join(map(str, nfe))
     return f"Backward NFE, restart='fresh': seminorm < mixed < mixed_per_tensor {verdict} ({counts})"
@@ -300,7 +302,7 @@ def ordering(found: dict[str, Measurement]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--problem", choices=PROBLEMS, default="cde")
-    parser.add_argument("--small", action="store_true", help="a problem that takes seconds")
+    parser.add_argument("--small", action="store_true", help="use a small problem, which takes seconds")
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -312,11 +314,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{options.problem}{', small' if options.small else ''}: {size} parameters, rtol {problem.rtol:g}, "
         f"atol {problem.atol:g}, {dtype}, one thread; torch {torch.__version__}, torchdiffeq {version('torchdiffeq')}"
     )
-    found, reasons = compare(problem, contenders(problem), options.repeats)
+    measurements, reasons = compare(problem, contenders(problem), options.repeats)
     reference = reference_through_kinks(exact) if options.problem == "cde" else reference_gradient(exact)
-    print(report(found, reasons, reference))
+    print(report(measurements, reasons, reference))
     if options.problem == "cde":
-        print(ordering(found))
+        print(ordering(measurements))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Where the time of a compiled pass goes: products and convolutions, the rest of the programs, and all around them.
+"""Break down the time of a compiled pass: matrix products and convolutions, the rest of the programs, and overhead.
 
     python -m benchmarks.anatomy [--problems small cde] [--setting "Direct, tsit5, compiled"] [--repeats 30] [--quick]
 
-Programs are timed where they are called. The products in them are timed alone, one by one, on tensors of the same
-shapes and layouts that are in the cache: nothing that is made of these products can be faster than they are together.
+Compiled programs are timed where they are called. The products in them are timed one by one, on tensors of the same
+shapes and layouts that are in the cache. The sum of these times is a lower bound for the programs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 PRODUCTS |= {aten.convolution.default, aten.convolution_backward.default}
 
 
-class Looking(fx.Interpreter):
-    """Runs a graph and notes its products with what they are given."""
+class ProductRecorder(fx.Interpreter):
+    """Runs a graph and records its products with their arguments."""
 
     def __init__(self, module: fx.GraphModule):
         super().__init__(module)
@@ -46,7 +46,7 @@ class Looking(fx.Interpreter):
 
 @dataclass
 class Program:
-    """A program, the products in it, and what was seen of its calls."""
+    """A compiled program, its products, and the number and time of its calls."""
 
     products: list[Callable[[], object]]
     run: Callable[..., Any]
@@ -55,36 +55,36 @@ class Program:
 
     def __call__(self, inputs: list[Any]) -> Any:
         start = time.perf_counter()
-        found = self.run(inputs)
+        outputs = self.run(inputs)
         self.seconds += time.perf_counter() - start
         self.calls += 1
-        return found
+        return outputs
 
-    def alone(self, repeats: int = 20) -> float:
-        """Seconds of the products of one call."""
+    def product_seconds(self, repeats: int = 20) -> float:
+        """Seconds of the products of one call, timed one by one."""
         with torch.no_grad():
             return sum(min(seconds(product) for _ in range(repeats)) for product in self.products)
 
 
 @dataclass
-class Watch:
-    """Stands where the back end is called, and keeps account of every program."""
+class ProgramTimer:
+    """Replaces the compiler back end and times the calls of every program."""
 
     programs: list[Program] = field(default_factory=list)
 
-    def __enter__(self) -> Watch:
-        self._usual = graphs.back_end
-        graphs.back_end = self._make
+    def __enter__(self) -> ProgramTimer:
+        self._original = graphs.back_end
+        graphs.back_end = self._compile
         return self
 
     def __exit__(self, *_: object) -> None:
-        graphs.back_end = self._usual
+        graphs.back_end = self._original
 
-    def _make(self, module: fx.GraphModule, examples: list[Any]) -> Program:
-        looking = Looking(module)
+    def _compile(self, module: fx.GraphModule, examples: list[Any]) -> Program:
+        recorder = ProductRecorder(module)
         with torch.no_grad():
-            looking.run(*[torch.rand_like(x) for x in examples])
-        self.programs.append(Program(looking.products, self._usual(module, examples)))
+            recorder.run(*[torch.rand_like(x) for x in examples])
+        self.programs.append(Program(recorder.products, self._original(module, examples)))
         return self.programs[-1]
 
     def clear(self) -> None:
@@ -94,7 +94,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of one pass: all of it, of that the programs, and of that the products, which were timed alone."""
+    """Seconds of one pass, of the programs in it, and of the products in those, which were timed separately."""
 
     whole: float
     programs: float
@@ -103,21 +103,21 @@ class Parts:
 
 
 def anatomy(problem: str, setting: str, repeats: int, quick: bool = False) -> Parts:
-    """Of the fastest of many passes."""
+    """The breakdown of the fastest of many passes."""
     contender = named(problem, f"seminode: {setting}")
-    with Watch() as watch:
+    with ProgramTimer() as timer:
         runner = TorchRunner(numbers(problem, quick)[0], contender)
         for _ in range(3):
             runner.run()
-        best, calls = Parts(float("inf"), 0.0, 0.0, 0), [0] * len(watch.programs)
+        best, calls = Parts(float("inf"), 0.0, 0.0, 0), [0] * len(timer.programs)
         for _ in range(repeats):
-            watch.clear()
+            timer.clear()
             whole = runner.run()["seconds"]
             if whole < best.whole:
-                parts = sum(each.seconds for each in watch.programs)
-                best = Parts(whole, parts, 0.0, sum(each.calls for each in watch.programs))
-                calls = [each.calls for each in watch.programs]
-        products = sum(n * each.alone() for n, each in zip(calls, watch.programs, strict=True) if n)
+                programs = sum(each.seconds for each in timer.programs)
+                best = Parts(whole, programs, 0.0, sum(each.calls for each in timer.programs))
+                calls = [each.calls for each in timer.programs]
+        products = sum(n * each.product_seconds() for n, each in zip(calls, timer.programs, strict=True) if n)
     return Parts(best.whole, best.programs, products, best.calls)
 
 
@@ -126,13 +126,13 @@ def row(problem: str, setting: str, parts: Parts) -> list[str]:
     return [problem, setting, *(f"{1e3 * x:.3g}" for x in milliseconds), f"{parts.calls}"]
 
 
-HEADER = ("problem", "setting", "whole, ms", "products", "rest of programs", "around them", "calls of programs")
+HEADER = ("problem", "setting", "total, ms", "products", "rest of programs", "overhead", "program calls")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.anatomy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--problems", nargs="+", default=["small", "pendulum", "flow"])
-    parser.add_argument("--setting", default="Direct, tsit5, compiled", help="of seminode, as in the race")
+    parser.add_argument("--setting", default="Direct, tsit5, compiled", help="a setting of seminode in the race")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="tiny problems")
     options = parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""Who races: libraries and their settings as plain data, which one process can name to another.
+"""The contenders of the race: libraries and their settings as plain data, which processes refer to by name.
 
-Settings are what a user of the library would choose who wants its speed; those beyond the obvious ones are there so
-that no library is beaten for the want of a better setting.
+Settings are those that a user who wants speed would choose. Further settings are included so that each library is
+represented by its best one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Contender:
-    """A library and how it is asked to solve and to differentiate; `options` are read by its runner."""
+    """A library with a solver and an adjoint; the runner of the library interprets `options`."""
 
     library: str
     setting: str
@@ -27,15 +27,15 @@ class Contender:
 
 ADJOINTS = ("Direct", "Replay", "Backsolve", "Quadrature", "Interpolating")
 TSIT5 = ("Direct, tsit5", {"adjoint": "Direct", "solve": {"solver": "tsit5"}})
-#: Where a peer's gradient is better than the tolerance asks for, the tolerance is a setting like others.
+#: Another library's gradient may be more accurate than the tolerance. A tighter tolerance is then one of our settings.
 TIGHTER = ("Direct, tsit5, tighter", {"adjoint": "Direct", "tighter": 0.3, "solve": {"solver": "tsit5"}})
-#: Further settings of seminode on a problem, by the name of the problem: (setting, options).
+#: Further settings of seminode by the name of the problem: (setting, options).
 EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
-    # Where a field has kinks, more steps of a lower order are better than few of a high one.
+    # For a field with kinks, many steps of low order are better than a few steps of high order.
     "cde": (
         ("Direct, bosh3", {"adjoint": "Direct", "solve": {"solver": "bosh3"}}),
         ("Direct, bosh3, fixed", {"adjoint": "Direct", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
-        # The same where memory does not allow for Direct.
+        # The same if Direct needs too much memory.
         ("Replay, bosh3, tighter", {"adjoint": "Replay", "tighter": 0.5, "solve": {"solver": "bosh3"}}),
         ("Replay, bosh3, fixed", {"adjoint": "Replay", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
     ),
@@ -49,7 +49,7 @@ EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
 def seminode(problem: str) -> list[Contender]:
     settings = [(name, {"adjoint": name}) for name in ADJOINTS]
     extras = (TSIT5, TIGHTER, *EXTRAS.get(problem.split("-")[0], ()))
-    # Op by op the last two do not differ enough from the third to be worth their minutes.
+    # In eager mode the last two adjoints are too similar to the third to justify the time.
     eager = [Contender("seminode", name, options) for name, options in (*settings[:3], *extras)]
     return eager + [
         Contender("seminode", f"{name}, compiled", {**options, "compile": True}, compiled=True)
@@ -59,7 +59,7 @@ def seminode(problem: str) -> list[Contender]:
 
 def torchdiffeq(problem: str) -> list[Contender]:
     library = "torchdiffeq"
-    found = [
+    entries = [
         Contender(library, "adjoint", {"adjoint": True}),
         Contender(library, "adjoint, seminorm", {"adjoint": True, "norm": "seminorm"}),
         Contender(library, "direct", {"adjoint": False}),
@@ -72,19 +72,19 @@ def torchdiffeq(problem: str) -> list[Contender]:
         Contender(library, "direct, field compiled", {"adjoint": False, "compile": True}, compiled=True),
     ]
     if problem.startswith("cde"):
-        # It misses a jump that a step ends on exactly, and all after that; so it may do better without knowing of them.
-        found += [
+        # torchdiffeq misses a jump if a step ends exactly on it, and all later ones, so it may be better without jumps.
+        entries += [
             Contender(library, "adjoint, seminorm, no jumps", {"adjoint": True, "norm": "seminorm", "jumps": False}),
             Contender(library, "direct, no jumps", {"adjoint": False, "jumps": False}),
             Contender(library, "direct, bosh3", {"adjoint": False, "method": "bosh3"}),
             Contender(library, "direct, rk4, fixed", {"adjoint": False, "method": "rk4", "fixed": 1 / 2}),
         ]
-    return found
+    return entries
 
 
 def torchode(problem: str) -> list[Contender]:
     if problem.split("-")[0] != "small":
-        return []  # its states are (batch, features) and know no jumps
+        return []  # torchode supports only states of shape (batch, features), without jumps
     return [
         Contender("torchode", "AutoDiffAdjoint", {"adjoint": "AutoDiffAdjoint"}),
         Contender("torchode", "AutoDiffAdjoint, compiled", {"adjoint": "AutoDiffAdjoint", "compile": True}, True),
@@ -109,20 +109,20 @@ def diffrax(problem: str) -> list[Contender]:
         "Backsolve, seminorm": {"adjoint": "BacksolveAdjoint"},
         "Direct": {"adjoint": "DirectAdjoint"},
     }
-    found = [
+    entries = [
         Contender("diffrax", f"{name}, Dopri5", {**options, "solver": "Dopri5"}, True)
         for name, options in adjoints.items()
     ]
     others = ("RecursiveCheckpoint", "RecursiveCheckpoint, all kept", "Backsolve, seminorm")
     solvers = ("Tsit5", "Bosh3") if problem.startswith("cde") else ("Tsit5",)
-    return found + [
+    return entries + [
         Contender("diffrax", f"{name}, {solver}", {**adjoints[name], "solver": solver}, True)
         for solver in solvers
         for name in others
     ]
 
 
-#: Where one pass takes minutes: the usual settings of each library, and those that win where passes are shorter.
+#: For problems whose passes take minutes: the usual settings of each library and those that win on shorter problems.
 SHORT_LIST = {
     "seminode": (
         *("Direct", "Replay", "Direct, compiled", "Direct, bosh3, compiled", "Replay, compiled"),
@@ -136,12 +136,12 @@ SHORTENED = {"cde-1024"}
 
 
 def contenders(problem: str) -> list[Contender]:
-    """Everyone who can do a problem, by its name."""
+    """All contenders that support a problem, by its name."""
     libraries = (seminode, torchdiffeq, torchode, torchcde, diffrax)
-    found = [contender for library in libraries for contender in library(problem)]
+    entries = [contender for library in libraries for contender in library(problem)]
     if problem not in SHORTENED:
-        return found
-    return [each for each in found if each.setting in SHORT_LIST.get(each.library, ())]
+        return entries
+    return [each for each in entries if each.setting in SHORT_LIST.get(each.library, ())]
 
 
 def named(problem: str, name: str) -> Contender:

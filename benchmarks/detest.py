@@ -26,7 +26,7 @@ PAIRS = (("dopri5", "RK45"), ("tsit5", "RK45"), ("dopri8", "DOP853"))
 RTOLS = (1e-3, 1e-5, 1e-7, 1e-9)
 LADDER = tuple(10.0 ** (-k / 2) for k in range(6, 19))
 REQUIRED_RATIO = 1.05
-ERROR_FLOOR = 1e-12  # errors below this say more about the reference than about the solver
+ERROR_FLOOR = 1e-12  # errors below this are dominated by the error of the reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +208,7 @@ def c5(t: Tensor, y: Tensor) -> Tensor:
     position, velocity = y.view(2, 5, 3).unbind()
     sunward = position / torch.linalg.vector_norm(position, dim=1, keepdim=True) ** 3
     apart = position[None, :] - position[:, None]
-    # The identity keeps a planet's zero distance to itself from dividing 0 by 0.
+    # The identity avoids 0/0 for the distance of a planet to itself.
     cubed = (apart.square().sum(-1) + torch.eye(5, dtype=y.dtype)) ** 1.5
     pull = torch.einsum("j,ijk->ik", PLANET_MASSES, apart / cubed[..., None])
     # The Sun's own acceleration, sum_j m_j y_j / |y_j|^3, includes j = i: there M + m_i becomes M.
@@ -318,7 +318,7 @@ PROBLEMS = {problem.name: problem for problem in CLASS_A + CLASS_B + CLASS_C + C
 
 @dataclass(frozen=True)
 class Run:
-    """What one solve cost and how far from the reference it ended: NaN if it never reached t_end."""
+    """The end-point error of one solve, NaN if it did not reach t_end, and its NFE."""
 
     error: float
     nfe: int
@@ -374,8 +374,8 @@ def measure(problem: DetestProblem, method: str, rtol: float, atol: float) -> Ru
 def work_precision(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     """(log error, log NFE), both monotone, error increasing.
 
-    An end-point error goes up and down as tolerances fall (it may pass through zero), so neighbours out of
-    order are pooled into their mean: isotonic regression of log error against NFE.
+    The end-point error is not a monotone function of the tolerance (it may pass through zero). Neighbours out of
+    order are replaced by their mean: isotonic regression of log error against NFE.
     """
     pools: list[list[np.ndarray]] = []
     for run in sorted(runs, key=lambda run: run.nfe):
@@ -389,7 +389,7 @@ def work_precision(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nfe_ratio(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
-    """NFE(ours) / NFE(theirs) at equal error, median over the errors both reach; NaN if there is none."""
+    """NFE(ours) / NFE(theirs) at equal error: the median over the errors that both reach; NaN if there are none."""
     (error_a, nfe_a), (error_b, nfe_b) = work_precision(ours), work_precision(theirs)
     if not (len(error_a) and len(error_b)):
         return math.nan
@@ -405,7 +405,7 @@ def ladder(problem: DetestProblem, method: str, atol_factor: float = 1.0) -> lis
 
 
 def nfe_ratios(problem: DetestProblem, atol_factor: float = 1.0) -> list[float]:
-    """One ratio for each of `PAIRS`."""
+    """The NFE ratio for each of `PAIRS`."""
     return [nfe_ratio(ladder(problem, a, atol_factor), ladder(problem, b, atol_factor)) for a, b in PAIRS]
 
 
@@ -442,7 +442,7 @@ def ratio_table(problems: Sequence[DetestProblem], atol_factor: float) -> str:
     ratios = []
     for problem in problems:
         ratios.append(nfe_ratios(problem, atol_factor))
-        print(f"{problem.name}: ladder done", file=sys.stderr)
+        print(f"{problem.name}: ratios done", file=sys.stderr)
     rows = [[problem.name, *(f"{r:.3f}" for r in row)] for problem, row in zip(problems, ratios, strict=True)]
     lines = [table(["problem", *(f"{ours} / {theirs}" for ours, theirs in PAIRS)], rows), ""]
     for (ours, theirs), column in zip(PAIRS, np.array(ratios).T, strict=True):
@@ -465,7 +465,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         return [PROBLEMS[name] for name in text.split(",")]
 
     everything = [*PROBLEMS.values()]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.detest", description="Non-stiff DETEST.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detest", description="Solve the DETEST problems.")
     parser.add_argument("--problems", type=problems, default=everything, help="such as A1,B2; default: all")
     parser.add_argument("--rtols", type=floats, default=[*RTOLS], help="default: 1e-3,1e-5,1e-7,1e-9")
     parser.add_argument("--atol-factor", type=float, default=1.0, help="atol = factor * rtol; default: 1")
@@ -486,7 +486,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "",
             "## NFE ratio at equal end-point error",
             "",
-            f"Median over the errors both reach on a ladder of rtol = {LADDER[0]:.0e} ... {LADDER[-1]:.0e}.",
+            f"Median over the errors that both reach, for rtol = {LADDER[0]:.0e} ... {LADDER[-1]:.0e}.",
             "",
             ratio_table(options.problems, options.atol_factor),
         ]

@@ -1,8 +1,8 @@
-"""A flow on images at three scales, with the shapes of MNIST: a block a scale, each with a solve of its own.
+"""A flow on images at three scales, with the shapes of MNIST: one block per scale, each with its own solve.
 
-The paper's flow has four such blocks a scale, one like the other; one of each has the same mix of shapes at a quarter
-of the time. Images are smooth random fields, for want of a data set; between scales every 2×2 square of pixels becomes
-four channels, so that states have 784 values throughout.
+The paper's flow has four equal blocks per scale. One block per scale has the same shapes at a quarter of the cost. The
+images are smooth random fields, so no data set is needed. Between scales every 2×2 square of pixels becomes four
+channels, so all states have 784 values.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from .problems import normal
 from .tasks import Solve, Task
 
 TS = torch.tensor([0.0, 1.0], dtype=torch.float64)
-#: All weights, and those of the time's channel besides, times these: else three steps do for any block, as they do
-#: before training only.
-GAIN, CLOCK_GAIN = 2.0, 8.0
+#: Factors on all weights, and additionally on the weights of the time channel. With PyTorch's initial weights three
+#: steps per block would be enough, which is not so after training.
+GAIN, TIME_GAIN = 2.0, 8.0
 
 
 def convolution(inputs: int, outputs: int, generator: torch.Generator) -> nn.Conv2d:
-    """3×3 with PyTorch's own initialisation, times `GAIN`, and one more input channel for the time."""
+    """A 3×3 convolution with PyTorch's initialisation times `GAIN`, and an additional input channel for the time."""
     layer = cast(nn.Conv2d, nn.utils.skip_init(nn.Conv2d, 1 + inputs, outputs, 3, padding=1, dtype=torch.float64))
     bound = GAIN / math.sqrt(9 * (1 + inputs))
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
     with torch.no_grad():
-        layer.weight[:, 0] *= CLOCK_GAIN
+        layer.weight[:, 0] *= TIME_GAIN
     return layer
 
 
 class ImageField(nn.Module):
-    """(z, Δ)′ = (f(t, z), −vᵀ(∂f/∂z)v): concat convolutions with softplus between them, and Hutchinson's trace.
+    """(z, Δ)′ = (f(t, z), −vᵀ(∂f/∂z)v): convolutions with a time channel, softplus in between, and Hutchinson's trace.
 
-    One evaluation and one VJP, by `torch.func`, so that it can be differentiated again, op by op or compiled. The noise
-    v stays what it is. The constant channel of the time is convolved once for the whole batch.
+    One evaluation and one VJP by `torch.func`, so that the field can be differentiated again, eagerly or compiled. The
+    noise v is constant. The time channel is convolved once for the whole batch.
     """
 
     noise: Tensor
@@ -54,25 +54,25 @@ class ImageField(nn.Module):
         ones = z.new_ones(1, 1, *z.shape[2:])
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, nn.Conv2d)
-            clock = functional.conv2d(ones, layer.weight[:, :1], padding=1)
+            time_term = functional.conv2d(ones, layer.weight[:, :1], padding=1)
             z = functional.softplus(z) if i else z
-            z = functional.conv2d(z, layer.weight[:, 1:], layer.bias, padding=1) + t * clock
+            z = functional.conv2d(z, layer.weight[:, 1:], layer.bias, padding=1) + t * time_term
         return z
 
     def forward(self, t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        f, pull = torch.func.vjp(lambda z: self.velocity(t, z), state[0])  # type: ignore[misc]
-        return f, -(pull(self.noise)[0] * self.noise).flatten(1).sum(1)
+        f, vjp_fn = torch.func.vjp(lambda z: self.velocity(t, z), state[0])  # type: ignore[misc]
+        return f, -(vjp_fn(self.noise)[0] * self.noise).flatten(1).sum(1)
 
 
 def images(batch: int, side: int, generator: torch.Generator) -> Tensor:
-    """Logits of smooth images, (batch, 1, side, side): as on MNIST most are near the ends of the grey scale."""
+    """Logits of smooth images, (batch, 1, side, side). As in MNIST, most values are near the ends of the grey scale."""
     rough = normal((batch, 1, side + 8, side + 8), generator)
     smooth = functional.avg_pool2d(functional.avg_pool2d(rough, 5, 1), 5, 1)
     return 3.0 * smooth / smooth.std()
 
 
 def flow_task(batch: int = 32, hidden: int = 32, side: int = 28, dtype: torch.dtype = torch.float32) -> Task:
-    """Negative log-likelihood per dimension of a batch of images; tolerances of the paper."""
+    """Negative log-likelihood per dimension of a batch of images, with the tolerances of the paper."""
     generator = torch.Generator().manual_seed(0)
     x = images(batch, side, generator)
     shapes = [(batch, 4**scale, side // 2**scale, side // 2**scale) for scale in range(3)]

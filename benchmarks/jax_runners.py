@@ -1,7 +1,7 @@
-"""How diffrax is called: one jitted program for the loss and its gradient.
+"""Runs diffrax: one jitted program for the loss and its gradient.
 
-Every solve may take about as many steps as it needs, which a first solve counts. A tight bound is a service to adjoints
-that make room for all steps, or that go through all of them, taken or not.
+A first solve counts the steps, and `max_steps` is set slightly above. Such a tight bound helps the adjoints that
+allocate memory for all steps, or that iterate over all of them.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from jax import Array
 from .contenders import Contender
 from .jax_tasks import TASKS, Arrays, Data
 
-PLENTY = 100_000
+NO_LIMIT = 100_000  # max_steps of solves that must not reach it
 
 
 def bound(steps: int) -> int:
-    """A quarter more than the steps that were counted, up to a multiple of 16."""
+    """1.25 times the counted steps, rounded up to a multiple of 16."""
     return 16 * math.ceil(1.25 * steps / 16)
 
 
 class JaxRunner:
-    """Loss and gradient of a task as one program; it has no forward pass apart."""
+    """Loss and gradient of a task as one program, without a separate forward pass."""
 
-    def __init__(self, problem: str, found: Mapping[str, np.ndarray], rtol: float, atol: float, contender: Contender):
+    def __init__(self, problem: str, arrays: Mapping[str, np.ndarray], rtol: float, atol: float, contender: Contender):
         self.options, self.rtol, self.atol = contender.options, rtol, atol
         self.task, shift = TASKS[problem.split("-")[0]]
         self.parameters: Arrays = {
             name.removeprefix("parameter:"): jnp.asarray(x)
-            for name, x in found.items()
+            for name, x in arrays.items()
             if name.startswith("parameter:")
         }
-        # Constants, of NumPy: what a program computes, were it from constants, BacksolveAdjoint may not close over.
+        # NumPy constants: BacksolveAdjoint must not close over values that a JAX program computes, even from constants.
         self.data: Data = {
             name.removeprefix("data:"): x.astype(np.float32) if x.dtype.kind == "f" else x
-            for name, x in found.items()
+            for name, x in arrays.items()
             if name.startswith("data:")
         }
         self.controllers = {norm: self.controller(norm) for norm in (None, diffrax.adjoint_rms_seminorm)}
         self.shift = shift(self.parameters, self.data)
         self.steps = [int(n) for n in jax.jit(self.counted)(self.parameters, self.shift)]
         self.program = jax.jit(jax.value_and_grad(self.loss, argnums=(0, 1)))
-        self.found: tuple[Any, Any] = ({}, ())
+        self.grads: tuple[Any, Any] = ({}, ())
 
     def controller(self, norm: Callable[[Any], Any] | None = None) -> Any:
-        given: dict[str, Any] = {} if norm is None else {"norm": norm}
-        controller = diffrax.PIDController(rtol=self.rtol, atol=self.atol, **given)
+        options: dict[str, Any] = {} if norm is None else {"norm": norm}
+        controller = diffrax.PIDController(rtol=self.rtol, atol=self.atol, **options)
         jumps = self.data.get("jumps")
         return (
             controller
@@ -69,7 +69,7 @@ class JaxRunner:
         kind = getattr(diffrax, self.options["adjoint"])
         if kind is diffrax.BacksolveAdjoint:
             controller = self.controllers[diffrax.adjoint_rms_seminorm]
-            return kind(solver=self.solver(), stepsize_controller=controller, max_steps=PLENTY)
+            return kind(solver=self.solver(), stepsize_controller=controller, max_steps=NO_LIMIT)
         return kind(checkpoints=max_steps) if self.options.get("keep", False) else kind()
 
     def solution(self, field: Any, y0: Any, ts: np.ndarray, args: Arrays, max_steps: int, adjoint: Any) -> Any:
@@ -89,13 +89,13 @@ class JaxRunner:
         )
 
     def counted(self, parameters: Arrays, shift: Any) -> list[Array]:
-        """The steps of every solve of the task, in their order."""
+        """The number of steps of every solve of the task, in order."""
         steps: list[Array] = []
 
         def solve(field: Any, y0: Any, ts: np.ndarray, args: Arrays) -> Any:
-            found = self.solution(field, y0, ts, args, PLENTY, diffrax.RecursiveCheckpointAdjoint())
-            steps.append(found.stats["num_steps"])
-            return self.outputs(found, ts)
+            solution = self.solution(field, y0, ts, args, NO_LIMIT, diffrax.RecursiveCheckpointAdjoint())
+            steps.append(solution.stats["num_steps"])
+            return self.outputs(solution, ts)
 
         self.task(parameters, self.data, shift, solve)
         return steps
@@ -104,8 +104,8 @@ class JaxRunner:
         bounds = iter([bound(n) for n in self.steps])
 
         def solve(field: Any, y0: Any, ts: np.ndarray, args: Arrays) -> Any:
-            most = next(bounds)
-            return self.outputs(self.solution(field, y0, ts, args, most, self.adjoint(most)), ts)
+            max_steps = next(bounds)
+            return self.outputs(self.solution(field, y0, ts, args, max_steps, self.adjoint(max_steps)), ts)
 
         return self.task(parameters, self.data, shift, solve)
 
@@ -115,11 +115,11 @@ class JaxRunner:
 
     def run(self) -> dict[str, float]:
         begin = time.perf_counter()
-        loss, self.found = jax.block_until_ready(self.program(self.parameters, self.shift))
+        loss, self.grads = jax.block_until_ready(self.program(self.parameters, self.shift))
         return {"seconds": time.perf_counter() - begin, "loss": float(loss)}
 
     def gradient(self) -> np.ndarray:
-        by_name, shift = self.found
+        by_name, shift = self.grads
         leaves = [by_name[name] for name in self.parameters] + jax.tree.leaves(shift)
         return np.concatenate([np.asarray(leaf).ravel() for leaf in leaves])
 

@@ -1,8 +1,8 @@
-"""The tasks again, in JAX, from the arrays of the originals; each field as JAX computes it fastest.
+"""The tasks in JAX, with the arrays of the PyTorch tasks; each field is written in the form that is fastest in JAX.
 
-A task is a function (parameters, data, shift, solve) to a loss. The shift, of zeros, is added to the start, so that the
-gradient for it is that for the start. Fields get their parameters through `args`, as BacksolveAdjoint wants them, and
-their data by closure, so that it does not differentiate for those.
+A task is a function (parameters, data, shift, solve) to a loss. The shift is zero and is added to the initial value, so
+its gradient is the gradient with respect to the initial value. Fields receive their parameters through `args`, as
+BacksolveAdjoint requires, and their data by closure, so that it does not differentiate with respect to the data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import Array, lax
 
 Arrays = dict[str, Array]
 Data = dict[str, np.ndarray]
-#: (field, y0, ts, args) to the outputs: at all ts, or, for ts of two times, at the last one only.
+#: (field, y0, ts, args) to the outputs: at all ts, or only at the last time if there are two.
 Solve = Callable[[Callable[..., Any], Any, np.ndarray, Arrays], Any]
 TaskFunction = Callable[[Arrays, Data, Any, Solve], Array]
 
@@ -29,11 +29,11 @@ def under(parameters: Arrays, prefix: str) -> Arrays:
 
 
 def network(parameters: Arrays, activation: Callable[[Array], Array], x: Array) -> Array:
-    """torch.nn.Sequential of linear layers, at even places, and activations."""
-    places = sorted({int(name.split(".")[0]) for name in parameters})
-    for place in places:
-        x = activation(x) if place else x
-        x = x @ parameters[f"{place}.weight"].T + parameters[f"{place}.bias"]
+    """torch.nn.Sequential of linear layers, at even indices, and activations."""
+    indices = sorted({int(name.split(".")[0]) for name in parameters})
+    for i in indices:
+        x = activation(x) if i else x
+        x = x @ parameters[f"{i}.weight"].T + parameters[f"{i}.bias"]
     return x
 
 
@@ -55,7 +55,7 @@ def cde(parameters: Arrays, data: Data, shift: Array, solve: Solve) -> Array:
     hidden = parameters["1.bias"].shape[0]
 
     def field(t: Array, z: Array, args: Arrays) -> Array:
-        # The knots are 0, 1, 2, …, and never evaluated at.
+        # The knots are 0, 1, 2, …; the field is never evaluated exactly on a knot.
         interval = jnp.clip(jnp.ceil(t).astype(int) - 1, 0, len(slopes) - 1)
         slope = lax.dynamic_index_in_dim(jnp.asarray(slopes), interval, keepdims=False)
         matrix = jnp.tanh(network(args, jax.nn.relu, z)).reshape(batch, hidden, channels)
@@ -75,7 +75,7 @@ FLOOR = 0.1  # ε of M⁻¹ = LLᵀ + ε I
 
 
 def symplectic(t: Array, x: Array, args: Arrays) -> Array:
-    """Hamilton's equations of two angles with torques, on (cos q, sin q, q′, u), as `SymplecticField` has them."""
+    """Hamilton's equations for two angles with torques, in (cos q, sin q, q′, u), as in `SymplecticField`."""
     angles, w, u = x[:, :4], x[:, 4:6], x[:, 6:]
     turning = jnp.concatenate((-angles[:, 2:], angles[:, :2]), 1).reshape(-1, 2, 2)  # ∂(cos q, sin q)/∂q
     dangles = (turning * w[:, None]).reshape(-1, 4)
@@ -86,9 +86,9 @@ def symplectic(t: Array, x: Array, args: Arrays) -> Array:
         a, c, b = entries[:, 0], entries[:, 1], entries[:, 2]
         return jnp.stack((a, jnp.zeros_like(a), b, c), 1).reshape(-1, 2, 2)
 
-    # The pull-back and the push-forward share the evaluation, which XLA finds.
+    # XLA merges the evaluations of the JVP and the VJP into one.
     entries, dentries = jax.jvp(mass, (angles,), (dangles,))
-    _, pull = jax.vjp(lambda c: (mass(c), potential(c)), angles)
+    _, vjp_fn = jax.vjp(lambda c: (mass(c), potential(c)), angles)
     L, dL = factor(entries), factor(dentries)
     A = L @ L.mT + FLOOR * jnp.eye(2, dtype=x.dtype)
     a, o, c = A[:, 0, 0], A[:, 0, 1], A[:, 1, 1]
@@ -98,7 +98,7 @@ def symplectic(t: Array, x: Array, args: Arrays) -> Array:
     v = L.mT @ p
     dHdL = p * v.mT
     weights = jnp.stack((dHdL[:, 0, 0], dHdL[:, 1, 1], dHdL[:, 1, 0]), 1)
-    dH = pull((weights, jnp.ones((len(x), 1), x.dtype)))[0]
+    dH = vjp_fn((weights, jnp.ones((len(x), 1), x.dtype)))[0]
     dV = (turning * dH.reshape(-1, 2, 2)).sum(1)
     g = network(under(args, "input_matrix."), jax.nn.softplus, angles).reshape(-1, 2, 2)
     dp = g @ u[..., None] - dV[..., None]
@@ -117,22 +117,22 @@ def pendulum_shift(parameters: Arrays, data: Data) -> Array:
 
 
 def convolve(x: Array | np.ndarray, weight: Array) -> Array:
-    """3×3 with padding on images (batch, height, width, channels), with PyTorch's weights, as nine shifted products.
+    """A padded 3×3 convolution of (batch, height, width, channels) with PyTorch's weights, as nine shifted products.
 
-    XLA's own convolution is faster where it stands alone, but on a CPU far slower within a loop, as all of a solver is;
-    products are not.
+    XLA's convolution is faster on its own, but on a CPU it is much slower inside a loop, and a solver is a loop. Matrix
+    products do not have this problem.
     """
     batch, height, width, channels = x.shape
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     shifted = lambda i, j: padded[:, i : i + height, j : j + width].reshape(-1, channels) @ weight[:, :, i, j].T
     total = shifted(0, 0)
-    for place in range(1, 9):
-        total = total + shifted(*divmod(place, 3))
+    for offset in range(1, 9):
+        total = total + shifted(*divmod(offset, 3))
     return total.reshape(batch, height, width, -1)
 
 
 def image_field(noise: np.ndarray) -> Callable[..., Any]:
-    """`ImageField` with its noise."""
+    """The field of `ImageField` for the given noise."""
     ones = np.ones((1, *noise.shape[1:3], 1), noise.dtype)
 
     def velocity(t: Array, z: Array, args: Arrays) -> Array:
@@ -143,14 +143,14 @@ def image_field(noise: np.ndarray) -> Callable[..., Any]:
         return z
 
     def field(t: Array, state: tuple[Array, Array], args: Arrays) -> tuple[Array, Array]:
-        f, pull = jax.vjp(lambda z: velocity(t, z, args), state[0])
-        return f, -(pull(jnp.asarray(noise))[0] * noise).sum((1, 2, 3))
+        f, vjp_fn = jax.vjp(lambda z: velocity(t, z, args), state[0])
+        return f, -(vjp_fn(jnp.asarray(noise))[0] * noise).sum((1, 2, 3))
 
     return field
 
 
 def squeezed(z: Array) -> Array:
-    """2×2 squares of pixels to channels, counted (old channel, row, column) as PyTorch's pixel_unshuffle does."""
+    """2×2 squares of pixels to channels in the order (old channel, row, column), as PyTorch's pixel_unshuffle."""
     batch, height, width, channels = z.shape
     z = z.reshape(batch, height // 2, 2, width // 2, 2, channels)
     return z.transpose(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels)
@@ -172,7 +172,7 @@ def flow_shift(parameters: Arrays, data: Data) -> tuple[Array, Array]:
     return jnp.zeros_like(z0), jnp.zeros(len(z0), z0.dtype)
 
 
-#: By the name of the problem up to a hyphen: the task, and the shift of its start.
+#: By the name of the problem up to a hyphen: the task, and the function that makes its shift.
 TASKS: dict[str, tuple[TaskFunction, Callable[[Arrays, Data], Any]]] = {
     "small": (small, small_shift),
     "cde": (cde, cde_shift),

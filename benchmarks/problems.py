@@ -1,7 +1,7 @@
-"""Problems on which ways to differentiate a solve are compared: a field, a start, output times and a loss each.
+"""Problems for comparing adjoints: each has a field, an initial value, output times and a loss.
 
-Random numbers are drawn in float64 from a generator of the problem's own and rounded to the wanted dtype, so that one
-seed means the same problem in either precision. "The paper" is Kidger, Chen and Lyons, "Hey, that's not an ODE": Faster
+Each problem draws its random numbers in float64 from its own generator and rounds them to the requested dtype, so a
+seed gives the same problem in either precision. "The paper" is Kidger, Chen and Lyons, "Hey, that's not an ODE": Faster
 ODE Adjoints via Seminorms (ICML 2021).
 """
 
@@ -27,10 +27,10 @@ from seminode_lab.models.pendulum import windows as pendulum_windows
 
 @dataclass(frozen=True, eq=False)
 class GradientProblem:
-    """y′ = field(t, y), y(ts[0]) = start(), to be differentiated through loss(ys), ys being the outputs at all ts.
+    """The gradient of loss(ys), where y′ = field(t, y), y(ts[0]) = start(), and ys are the outputs at all ts.
 
-    `start` is a function because the start may have parameters of its own; those of `modules` are all there are. `data`
-    is whatever else one must know to state the problem elsewhere.
+    `start` is a function because the initial value may have parameters. `modules` contains all parameters. `data` holds
+    the other tensors that define the problem, for implementations in other libraries.
     """
 
     field: nn.Module
@@ -49,7 +49,7 @@ def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A float64 layer with PyTorch's default initialisation, but from our own generator."""
+    """A float64 layer with PyTorch's default initialisation, drawn from the given generator."""
     layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=torch.float64))
     bound = 1.0 / math.sqrt(inputs)
     for parameter in layer.parameters():
@@ -64,11 +64,11 @@ def mlp(widths: Sequence[int], activation: type[nn.Module], generator: torch.Gen
     return nn.Sequential(*layers[:-1])
 
 
-# The fully actuated double pendulum and the Symplectic ODE-Net that learns it (the paper, third experiment).
+# The fully actuated double pendulum and its Symplectic ODE-Net (third experiment of the paper).
 
 
 class SymplecticField(LibraryField):
-    """The field of a Symplectic ODE-Net for two angles and two torques, with networks from a generator of their own."""
+    """The field of a Symplectic ODE-Net for two angles and two torques, initialised from a seed."""
 
     def __init__(self, widths: tuple[int, int] = (400, 300), seed: int = 0, dtype: torch.dtype = torch.float32):
         generator = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ class SymplecticField(LibraryField):
 
 
 def pendulum_batch(batch: int = 256, trials: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random windows of the first trials. Fewer than about four trials are too much alike to stand for the data set."""
+    """Random windows of the first trials. Fewer than about four trials do not represent the data set well."""
     windows = pendulum_windows(pendulum_trajectories(trials), dtype=dtype)
     return windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))[:batch]]
 
@@ -90,10 +90,10 @@ def pendulum_batch(batch: int = 256, trials: int = 16, seed: int = 0, dtype: tor
 def fitted_pendulum(
     iterations: int = 800, batch: int = 64, lr: float = 1e-2, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> SymplecticField:
-    """A Symplectic ODE-Net fitted to the pendulum's true accelerations: no solves, so seconds instead of hours.
+    """A Symplectic ODE-Net fitted to the true accelerations of the pendulum, which takes seconds instead of hours.
 
-    The mean squared error on windows of the data set comes to about 1e-5, where the training of the paper ends at 1e-4;
-    200 iterations make it 1e-3. Fitted in float32, whatever the dtype asked for.
+    The mean squared error on windows of the data set is about 1e-5; the training of the paper reaches 1e-4. With 200
+    iterations it is 1e-3. The network is fitted in float32 and then converted to the requested dtype.
     """
     field = SymplecticField(seed=seed)
     fit_accelerations(field, iterations, batch, lr, seed)
@@ -101,7 +101,7 @@ def fitted_pendulum(
 
 
 def pendulum_problem(field: SymplecticField, windows: Tensor) -> GradientProblem:
-    """Windows (batch, times, 8) predicted from their first points; mean squared error. Tolerances of the paper."""
+    """Predict windows (batch, times, 8) from their first points; mean squared error, tolerances of the paper."""
     return GradientProblem(
         field=field,
         start=lambda: windows[:, 0],
@@ -114,7 +114,7 @@ def pendulum_problem(field: SymplecticField, windows: Tensor) -> GradientProblem
     )
 
 
-# A neural controlled differential equation on random data (the paper, first experiment, but for the data).
+# A neural controlled differential equation on random data (first experiment of the paper, with other data).
 
 
 class LinearControl(nn.Module):
@@ -132,9 +132,9 @@ class LinearControl(nn.Module):
         self.register_buffer("slopes", slopes.transpose(0, 1).contiguous())
 
     def derivative(self, t: Tensor) -> Tensor:
-        """dX/dt, (batch, channels): at a knot that of the interval before, outside that of the nearest interval."""
+        """dX/dt, of shape (batch, channels): at a knot the left derivative, outside that of the nearest interval."""
         interval = torch.searchsorted(self.times, t.detach()) - 1
-        # A number taken out of a tensor would stop the compiler.
+        # Converting the index to a Python number would break the compiled graph.
         return self.slopes.index_select(0, interval.clamp(0, len(self.slopes) - 1).reshape(1)).squeeze(0)
 
 
@@ -154,10 +154,10 @@ class ControlledField(nn.Module):
 
 
 def random_control(batch: int, knots: int, channels: int, generator: torch.Generator) -> LinearControl:
-    """Time itself as channel 0; in the others stationary series of unit variance, at knots 0, 1, 2, …
+    """A path with the time as channel 0 and stationary series of unit variance as the others, at knots 0, 1, 2, …
 
-    Neighbouring values are correlated by 0.7, somewhere between white noise and a random walk, as normalised features
-    of speech are.
+    Neighbouring values have a correlation of 0.7, between white noise and a random walk, as normalised speech features
+    have.
     """
     times = torch.arange(knots, dtype=torch.float64)
     first, *rest = normal((batch, knots, channels - 1), generator).unbind(1)
@@ -176,10 +176,10 @@ def cde_problem(
     seed: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> GradientProblem:
-    """A neural CDE that classifies random series; the sizes, by default, are those of the paper's speech commands.
+    """A neural CDE that classifies random series; the default sizes are those of the paper for Speech Commands.
 
-    z(0) is linear in X(0), the classes' scores are linear in z at the end, the loss is the mean cross-entropy. The
-    field is discontinuous at every knot.
+    z(0) is linear in X(0), the logits are linear in z at the end, and the loss is the mean cross-entropy. The field is
+    discontinuous at every knot.
     """
     generator = torch.Generator().manual_seed(seed)
     control = random_control(batch, knots, channels, generator)
@@ -200,11 +200,11 @@ def cde_problem(
     )
 
 
-# Contracting systems: harmless forwards, but on the way back from the end every error grows exponentially.
+# Contracting systems: easy forward in time, but errors of a backward solve grow exponentially.
 
 
 class DrivenLinear(nn.Module):
-    """y′ = A y + C (cos ωt, sin ωt); A is not normal, its eigenvalues are a geometric series from −1 to −stiffness."""
+    """y′ = A y + C (cos ωt, sin ωt); A is not normal, and its eigenvalues are geometric from −1 to −stiffness."""
 
     def __init__(self, size: int = 6, stiffness: float = 20.0, omega: float = 2.0, seed: int = 0):
         super().__init__()
@@ -221,14 +221,14 @@ class DrivenLinear(nn.Module):
         return y @ self.A.T + self.C @ torch.stack((phase.cos(), phase.sin()))
 
     def exact(self, t: Tensor | float, y0: Tensor) -> Tensor:
-        """y(t) from y(0) = y0 (…, size): the driving is a solution of a linear equation too, so one exponential does.
+        """y(t) for y(0) = y0 of shape (…, size), differentiable with respect to A, C, t and y0.
 
-        Differentiable with respect to A, C, t and y0.
+        The driving term solves a linear ODE, too, so y(t) is a part of one matrix exponential.
         """
         size = len(self.A)
-        turn = self.A.new_tensor([[0.0, -self.omega], [self.omega, 0.0]])
+        rotation = self.A.new_tensor([[0.0, -self.omega], [self.omega, 0.0]])
         top = torch.cat((self.A, self.C), 1)
-        bottom = torch.cat((self.A.new_zeros(2, size), turn), 1)
+        bottom = torch.cat((self.A.new_zeros(2, size), rotation), 1)
         driving = y0.new_tensor([1.0, 0.0]).expand(*y0.shape[:-1], 2)
         flow = torch.linalg.matrix_exp(t * torch.cat((top, bottom)))
         return (torch.cat((y0, driving), -1) @ flow.T)[..., :size]
@@ -243,7 +243,7 @@ def linear_problem(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> GradientProblem:
-    """`DrivenLinear` from random starts; half the sum of squares at all output times."""
+    """`DrivenLinear` from random initial values; the loss is half the sum of squares at all output times."""
     field = DrivenLinear(size, stiffness, seed=seed)
     y0 = normal((batch, size), torch.Generator().manual_seed(seed + 1)).to(dtype)
     return GradientProblem(
@@ -258,14 +258,14 @@ def linear_problem(
 
 
 def exact_linear_outputs(problem: GradientProblem) -> Tensor:
-    """The outputs of a `linear_problem` in closed form; problem.loss of them has the exact gradient."""
+    """The outputs of a `linear_problem` in closed form, for the exact gradient of its loss."""
     field, y0 = problem.field, problem.start()
     assert isinstance(field, DrivenLinear)
     return torch.stack([field.exact(t, y0) for t in problem.ts.to(y0).unbind()])
 
 
 class Contracting(nn.Module):
-    """y′ = −D (y − sin 3t) + W tanh y with a diagonal D: y is pulled to sin 3t at rates from 1 to `stiffness`."""
+    """y′ = −D (y − sin 3t) + W tanh y with diagonal D: y is attracted to sin 3t at rates from 1 to `stiffness`."""
 
     def __init__(self, size: int = 8, stiffness: float = 60.0, seed: int = 0):
         super().__init__()
@@ -280,7 +280,7 @@ class Contracting(nn.Module):
 def contracting_problem(
     batch: int = 1, size: int = 8, stiffness: float = 60.0, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> GradientProblem:
-    """`Contracting` on [0, 2] from random starts; half the sum of squares at the end."""
+    """`Contracting` on [0, 2] from random initial values; the loss is half the sum of squares at the end."""
     field = Contracting(size, stiffness, seed)
     y0 = normal((batch, size), torch.Generator().manual_seed(seed + 1)).to(dtype)
     return GradientProblem(
@@ -298,10 +298,10 @@ def contracting_problem(
 
 
 class Flow(nn.Module):
-    """z′ = f(t, z) = W₂ tanh(W₁ z + t w + b₁) + b₂ with log-density and kinetic energy, per sample, on the side.
+    """z′ = f(t, z) = W₂ tanh(W₁ z + t w + b₁) + b₂, with the log-density and the kinetic energy of each sample.
 
-    logp′ = −tr ∂f/∂z (Chen et al., 2018), here exactly; energy′ = ½ mean f² (Finlay et al., 2020). Both are plain
-    integrals: nothing depends on them.
+    logp′ = −tr ∂f/∂z (Chen et al., 2018), with the exact trace; energy′ = ½ mean f² (Finlay et al., 2020). Both are
+    plain integrals, which the field does not read.
     """
 
     def __init__(self, size: int = 2, width: int = 16, seed: int = 0):
@@ -324,7 +324,7 @@ class Flow(nn.Module):
 def flow_problem(
     batch: int = 32, size: int = 2, width: int = 16, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> GradientProblem:
-    """A flow on [0, 1] from random data to a standard normal: negative log-likelihood and a little kinetic energy."""
+    """A flow on [0, 1] from random data to a standard normal; the loss is the NLL plus 0.01 of the kinetic energy."""
     field = Flow(size, width, seed)
     z0 = (1.5 * normal((batch, size), torch.Generator().manual_seed(seed + 1)) + 0.5).to(dtype)
 

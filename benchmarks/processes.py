@@ -1,4 +1,4 @@
-"""Contenders as processes: started, asked, watched and ended."""
+"""Worker processes of the race: how to start, query, limit and kill them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 
 
 class WorkerFailed(Exception):
-    """A contender that cannot, with the reason."""
+    """A worker failed; the message is the reason."""
 
 
 class Worker:
-    """A process that answers each line with one of JSON, within a time and a memory limit; else it is ended.
+    """A process that answers each line with a line of JSON. It is killed if it exceeds a time or a memory limit.
 
     Arguments:
-        command: what to start; it gets a process group of its own, so that all it starts ends with it.
-        log: where its stderr goes; the last line of it is the reason if it dies without a word.
-        limit: seconds that an answer may take.
-        memory: gigabytes that it may use.
-        environment: variables on top of those of this process.
+        command: the command to run, in its own process group, so that its child processes are killed with it.
+        log: file for its stderr. If the process exits without an answer, the last line of the file is the reason.
+        limit: maximum seconds for an answer.
+        memory: maximum resident memory in gigabytes.
+        environment: additional environment variables.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Worker:
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
         except BrokenPipeError:
-            self.fail(self.last_words())
+            self.fail(self.exit_reason())
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next line; a worker that says it failed, dies, takes too long or too much is done with."""
-        found = json.loads(self.next_line())
-        if "failed" in found:
-            self.fail(found["failed"])
-        return found
+        """The next answer. If the worker fails, exits or exceeds a limit, it is killed and `WorkerFailed` is raised."""
+        message = json.loads(self.next_line())
+        if "failed" in message:
+            self.fail(message["failed"])
+        return message
 
     def next_line(self) -> bytes:
         assert self.process.stdout is not None
@@ -79,20 +79,21 @@ class Worker:
                 continue
             piece = os.read(pipe, 65536)
             if not piece:
-                self.fail(self.last_words())
+                self.fail(self.exit_reason())
             self.buffer += piece
         line, _, self.buffer = self.buffer.partition(b"\n")
         return line
 
     def gigabytes(self) -> float:
-        """Resident, where the system tells."""
+        """Resident memory; 0 if the system does not report it."""
         try:
             pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
             return 0.0
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
+        """Exit code or signal, and the last line of the log."""
         code = self.process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit {code}"
         lines = self.log.read_text(errors="replace").strip().splitlines()
@@ -103,7 +104,7 @@ class Worker:
         raise WorkerFailed(why)
 
     def end(self) -> None:
-        """The whole group, now."""
+        """Kill the process group and close the pipes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -1,10 +1,10 @@
-"""The race: every contender in a process of its own, in heats, one round after the other, each in the same order.
+"""The race: time every contender in its own process, in several rounds with the same order.
 
     python -m benchmarks.race --problems small cde [--contenders diffrax] [--rounds 3] [--quick]
 
-Contenders are bound to one core and one thread, and only one of them runs at a time. Minimum and median of the rounds
-are reported; the first pass, which compiles, is apart. Every problem's results are written when it ends, so that a race
-can be gone on with.
+Contenders are bound to one core and one thread, and only one of them runs at a time. The minimum and median of the
+rounds are reported, and separately the first pass, which includes compilation. The results of each problem are written
+when it is finished, so that an interrupted race can be resumed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .suite import CACHE, ENTRIES, numbers
 from .verdict import verdict_table
 
 RESULTS = Path("benchmarks/results")
-#: At least so many rounds, by the seconds of one pass: (at least so slow, rounds).
+#: The minimum number of rounds by the seconds of one pass: (seconds at least, rounds).
 SLOW = ((20.0, 1), (5.0, 2), (0.0, 3))
-#: From here on, in seconds, the pass after the first one counts as a round: nothing is warmed up by repeating it.
+#: If a pass takes at least this many seconds, the warm-up pass after the first one counts as a round.
 LONG = 1.0
 
 Start = Callable[[Contender, Path], Worker]
@@ -41,7 +41,7 @@ Start = Callable[[Contender, Path], Worker]
 
 @dataclass
 class Lane:
-    """One contender's part in a race: its process, and what is known of it."""
+    """A contender in a race: its process, its planned and finished rounds, and its other results."""
 
     contender: Contender
     worker: Worker | None = None
@@ -50,7 +50,7 @@ class Lane:
     known: dict[str, Any] = field(default_factory=dict)
 
     def ask(self, line: str) -> dict[str, Any] | None:
-        """The answer, or none if the contender has failed, now or before."""
+        """The answer, or `None` if the contender fails or has failed."""
         if self.worker is None:
             return None
         try:
@@ -74,20 +74,20 @@ class Lane:
 
 
 def planned_rounds(seconds: float, most: int, budget: float) -> int:
-    """As many as the budget has room for, at most `most`; a few in any case, but of the very slow only one."""
+    """As many rounds as fit in the budget, at most `most`, and at least the number in `SLOW`."""
     least = next(rounds for slow, rounds in SLOW if seconds >= slow)
     return min(most, max(least, int(budget / max(seconds, 1e-9))))
 
 
 def takes_part(round_: int, planned: int, rounds: int) -> bool:
-    """Whoever runs in fewer rounds does so evenly over the race, so that the machine's moods hit all alike."""
+    """Whether a contender runs in this round: its rounds are spread evenly, so that other load affects all alike."""
     return (round_ + 1) * planned // rounds > round_ * planned // rounds
 
 
 def warm_up(
     lanes: Sequence[Lane], start: Start, data: Path, most: int, budget: float, say: Callable[[str], None]
 ) -> None:
-    """One after the other, so that nobody compiles while another is timed."""
+    """Start and warm up the contenders one by one, so that none compiles while another is timed."""
     for lane in lanes:
         try:
             lane.worker = start(lane.contender, data)
@@ -104,7 +104,7 @@ def warm_up(
 
 
 def heats(lanes: Sequence[Lane], together: int) -> list[list[Lane]]:
-    """At most so many at a time, since each holds on to its memory; libraries are spread evenly over the heats."""
+    """Groups of at most `together` contenders, which all keep their memory; each library is spread over the groups."""
     count = -(-len(lanes) // together)
     return [list(lanes[i::count]) for i in range(count)]
 
@@ -114,17 +114,17 @@ def run_rounds(lanes: Sequence[Lane]) -> None:
     for round_ in range(rounds):
         for lane in lanes:
             if takes_part(round_, lane.planned, rounds):
-                found = lane.ask("go")
-                if found is not None:
-                    lane.rounds.append(found)
+                timing = lane.ask("go")
+                if timing is not None:
+                    lane.rounds.append(timing)
 
 
 def finish(lanes: Sequence[Lane], data: Path, error: Callable[[np.ndarray], float]) -> None:
     for i, lane in enumerate(lanes):
-        found = lane.ask(f"gradient {data / f'{i}.npy'}")
-        if found is not None:
-            lane.known |= {"error": error(np.load(found["saved"]))}
-            lane.known |= {name: found[name] for name in ("counts", "versions")}
+        answer = lane.ask(f"gradient {data / f'{i}.npy'}")
+        if answer is not None:
+            lane.known |= {"error": error(np.load(answer["saved"]))}
+            lane.known |= {name: answer[name] for name in ("counts", "versions")}
         stopped = lane.ask("stop")
         if stopped is not None:
             lane.known |= {"peak_mb": stopped["peak_mb"]}
@@ -141,6 +141,7 @@ def processor() -> str:
 
 
 def circumstances(threads: int) -> dict[str, Any]:
+    """Date, machine and versions of a measurement."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()},
@@ -160,20 +161,20 @@ def race(
     folder: Path = CACHE,
     say: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> dict[str, Any]:
-    """Everything about one problem's race, ready for JSON."""
+    """All results of one problem, as a dict for JSON."""
     entry = ENTRIES[name]
-    task, found = numbers(name, quick)
-    good = reference(name, task, found, quick, folder)
+    task, arrays = numbers(name, quick)
+    exact = reference(name, task, arrays, quick, folder)
     lanes = [Lane(contender) for contender in who]
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary)
-        np.savez(data / "arrays.npz", **found)  # type: ignore[arg-type]
+        np.savez(data / "arrays.npz", **arrays)  # type: ignore[arg-type]
         (data / "tolerances.json").write_text(json.dumps({"rtol": task.rtol, "atol": task.atol}))
         try:
             for heat in heats(lanes, entry.together):
                 warm_up(heat, start, data, rounds or entry.rounds, entry.budget, say)
                 run_rounds(heat)
-                finish(heat, data, good.error)
+                finish(heat, data, exact.error)
         finally:
             for lane in lanes:
                 if lane.worker is not None:
@@ -185,7 +186,7 @@ def race(
         **about,
         **sizes,
         **circumstances(threads),
-        "reference": {"how": good.how, "good_to": good.good_to},
+        "reference": {"how": exact.how, "good_to": exact.good_to},
         "rows": [lane.row() for lane in lanes],
     }
 
@@ -193,21 +194,21 @@ def race(
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.race", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--problems", nargs="+", choices=ENTRIES, default=list(ENTRIES))
-    parser.add_argument("--contenders", nargs="+", default=[""], help="only those with one of these in their names")
-    parser.add_argument("--rounds", type=int, help="at most; by default the problem's own number")
-    parser.add_argument("--quick", action="store_true", help="tiny problems, to see that all works")
-    parser.add_argument("--threads", type=int, default=1, help="of every contender, bound to as many cores")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a contender may take for one answer")
-    parser.add_argument("--memory", type=float, default=8.0, help="gigabytes that a contender may use")
+    parser.add_argument("--contenders", nargs="+", default=[""], help="only those whose names contain one of these")
+    parser.add_argument("--rounds", type=int, help="maximum number of rounds; by default that of the problem")
+    parser.add_argument("--quick", action="store_true", help="tiny problems, as a test")
+    parser.add_argument("--threads", type=int, default=1, help="threads and cores of every contender")
+    parser.add_argument("--limit", type=float, default=1800.0, help="maximum seconds for one answer of a contender")
+    parser.add_argument("--memory", type=float, default=8.0, help="maximum memory of a contender in gigabytes")
     parser.add_argument("--cold", action="store_true", help="empty caches for all problems, not only the small one")
-    parser.add_argument("--warm-cache", action="store_true", help="let PyTorch use what it has compiled before")
-    parser.add_argument("--resume", action="store_true", help="leave out problems that have results already")
-    parser.add_argument("--out", type=Path, help=f"folder of the results; by default {RESULTS}")
+    parser.add_argument("--warm-cache", action="store_true", help="let PyTorch use its compilation cache")
+    parser.add_argument("--resume", action="store_true", help="skip problems that already have results")
+    parser.add_argument("--out", type=Path, help=f"folder for the results; by default {RESULTS}")
     return parser.parse_args(argv)
 
 
 def starter(name: str, options: argparse.Namespace, logs: Path, cache: Path | None) -> Start:
-    """Starts contenders; in a folder for caches each has its own, so that its first pass is one."""
+    """A function that starts contenders. With `cache`, each has its own empty cache and compiles in its first pass."""
 
     def start(contender: Contender, data: Path) -> Worker:
         label = f"{name}, {contender.name.replace(': ', ', ')}"
@@ -220,24 +221,24 @@ def starter(name: str, options: argparse.Namespace, logs: Path, cache: Path | No
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    # Part of a race is no race: it must not take the place of one.
+    # A partial or quick race must not overwrite the results of a complete one.
     whole = not options.quick and options.contenders == [""]
     out = options.out or (RESULTS if whole else CACHE / ("quick" if options.quick else "part"))
     logs = CACHE / "logs"
-    for path in (out, logs):
-        path.mkdir(parents=True, exist_ok=True)
+    for folder in (out, logs):
+        folder.mkdir(parents=True, exist_ok=True)
     for name in options.problems:
-        results = out / f"{name}.json"
-        if options.resume and results.exists():
+        path = out / f"{name}.json"
+        if options.resume and path.exists():
             continue
         who = [each for each in contenders(name) if any(part in each.name for part in options.contenders)]
         print(f"\n# {name}{', tiny' if options.quick else f': {ENTRIES[name].title}'}\n", flush=True)
         with tempfile.TemporaryDirectory() as cache:
             cold = (options.cold or ENTRIES[name].cold) and not options.warm_cache
             start = starter(name, options, logs, Path(cache) if cold else None)
-            found = race(name, who, start, quick=options.quick, rounds=options.rounds, threads=options.threads)
-        results.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"\n{race_table(found)}\n\n{verdict_table(found)}", flush=True)
+            result = race(name, who, start, quick=options.quick, rounds=options.rounds, threads=options.threads)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"\n{race_table(result)}\n\n{verdict_table(result)}", flush=True)
 
 
 if __name__ == "__main__":

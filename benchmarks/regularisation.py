@@ -1,12 +1,12 @@
-"""What regularisers save: evaluations of a trained model with and without them, and what they do to the task.
+"""Evaluations that regularisers save: NFE and loss of models trained with and without them.
 
     python -m benchmarks.regularisation [--quick] [--first-seed 5] [--json results.json]
 
-Two noisy concentric circles are told apart by a neural ODE in the plane, which cannot pull them apart without bending.
-A seed draws 256 training points and the initial parameters. All models train in the same way, with 200 steps of
-Adam and fixed steps of the Runge-Kutta method of order 4; what is compared afterwards is one solve with dopri5 in
-float64, on 2,000 test points that no seed has seen. λ is the largest of a grid whose mean validation loss over all
-seeds is at most one standard deviation of the baseline's above the baseline's.
+A neural ODE in the plane classifies two noisy concentric circles, which it cannot separate with straight trajectories.
+The seed determines 256 training points and the initial parameters. All models are trained in the same way, with 200
+steps of Adam and fixed steps of RK4. The comparison is one solve with dopri5 in float64 on 2,000 test points, which are
+the same for all seeds. λ is the largest value of a grid whose mean validation loss over all seeds exceeds that of the
+baseline by at most one standard deviation of the baseline.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HELD_OUT = 2_000
 
 Weighted = Callable[[float], tuple[Regulariser, ...]]
 
-#: For each method its costs as a function of λ, and the grid of λ, largest first.
+#: For each method, its costs as a function of λ, and the grid of λ in decreasing order.
 METHODS: dict[str, tuple[Weighted, tuple[float, ...]]] = {
     "RNODE": (lambda weight: rnode(weight, weight), (0.1, 0.03, 0.01)),
     "TayNODE, K = 2": (lambda weight: (TotalDerivative(2, weight),), (0.3, 0.1, 0.03)),
@@ -63,7 +63,7 @@ class Field(nn.Module):
 
 
 def circles(points: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Points around circles of radius 0.5 and 1.5, in turns, and which circle it was; the noise makes them overlap."""
+    """Noisy points around circles of radius 0.5 and 1.5, alternately, and their labels. The classes overlap."""
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.arange(points) % 2).float()
     angle = 2 * math.pi * torch.rand(points, generator=generator)
@@ -99,17 +99,17 @@ def trained(seed: int, regularisers: Sequence[Regulariser] = (), iterations: int
 
 @dataclass(frozen=True)
 class Measurement:
-    """A trained model: evaluations of one solve over the test points, its losses, and what its training took."""
+    """A trained model: NFE of one solve over the test points, losses, and the time of the training."""
 
     nfe: int
     loose_nfe: int
     validation: float
     test: float
-    seconds: float  # of the processor
+    seconds: float  # CPU time
 
 
 def measure(seed: int, regularisers: Sequence[Regulariser], iterations: int) -> Measurement:
-    """Train, then solve in float64 and with adaptive steps, without the regularisers."""
+    """Train, then solve in float64 with adaptive steps and without the regularisers."""
     began = time.process_time()
     model = trained(seed, regularisers, iterations)
     seconds = time.process_time() - began
@@ -127,25 +127,25 @@ def measure(seed: int, regularisers: Sequence[Regulariser], iterations: int) -> 
 
 @dataclass(frozen=True)
 class Result:
-    """One method with one λ: a measurement a seed."""
+    """One method with one λ: one measurement per seed."""
 
     method: str
     weight: float
     seeds: tuple[Measurement, ...]
 
     def mean(self, which: str) -> float:
-        return statistics.mean(getattr(one, which) for one in self.seeds)
+        return statistics.mean(getattr(seed, which) for seed in self.seeds)
 
     def deviation(self, which: str) -> float:
-        return statistics.stdev(getattr(one, which) for one in self.seeds) if len(self.seeds) > 1 else 0.0
+        return statistics.stdev(getattr(seed, which) for seed in self.seeds) if len(self.seeds) > 1 else 0.0
 
     def reduction(self, baseline: Result) -> float:
-        """Median over the seeds of the share of evaluations that is saved."""
+        """The fraction of the evaluations that is saved, median over the seeds."""
         pairs = zip(self.seeds, baseline.seeds, strict=True)
-        return statistics.median(1.0 - one.nfe / other.nfe for one, other in pairs)
+        return statistics.median(1.0 - regularised.nfe / plain.nfe for regularised, plain in pairs)
 
     def median(self, which: str) -> float:
-        return statistics.median(getattr(one, which) for one in self.seeds)
+        return statistics.median(getattr(seed, which) for seed in self.seeds)
 
     def as_good_as(self, baseline: Result, which: str) -> bool:
         return self.mean(which) <= baseline.mean(which) + baseline.deviation(which)
@@ -157,7 +157,7 @@ def run(method: str, weight: float, seeds: Sequence[int], iterations: int) -> Re
 
 
 def study(seeds: Sequence[int] = SEEDS, iterations: int = ITERATIONS) -> tuple[Result, list[Result]]:
-    """The baseline, and what was tried: the grid of every method from its top to the first λ that is good enough."""
+    """The baseline, and for every method the results from the largest λ to the first one that keeps the loss."""
     baseline = run("none", 0.0, seeds, iterations)
     tried: list[Result] = []
     for method, (_, grid) in METHODS.items():
@@ -169,40 +169,41 @@ def study(seeds: Sequence[int] = SEEDS, iterations: int = ITERATIONS) -> tuple[R
 
 
 def chosen(baseline: Result, tried: Sequence[Result]) -> dict[str, Result]:
-    """For each method the result with the λ that the rule picks; methods that no λ of the grid suits are left out."""
-    return {one.method: one for one in tried if one.as_good_as(baseline, "validation")}
+    """For each method the result with the selected λ; methods for which no λ keeps the loss are left out."""
+    return {result.method: result for result in tried if result.as_good_as(baseline, "validation")}
 
 
 HEADER = ("regulariser", "λ", "NFE", "range", "fewer", "validation loss", "test loss", f"NFE at {LOOSE:g}", "training")
 
 
 def row(result: Result, baseline: Result) -> tuple[str, ...]:
-    nfe = [one.nfe for one in result.seeds]
+    nfe = [seed.nfe for seed in result.seeds]
     spread = [f"{result.median('nfe'):g}", f"{min(nfe)}-{max(nfe)}"]
     losses = [f"{result.mean(which):.3f} ± {result.deviation(which):.3f}" for which in ("validation", "test")]
-    saved = "" if result is baseline else f"{100 * result.reduction(baseline):.0f} %"
+    reduction = "" if result is baseline else f"{100 * result.reduction(baseline):.0f} %"
     weight = "" if result is baseline else f"{result.weight:g}"
     further = [f"{result.median('loose_nfe'):g}", f"{result.median('seconds'):.1f} s"]
-    return (result.method, weight, *spread, saved, *losses, *further)
+    return (result.method, weight, *spread, reduction, *losses, *further)
 
 
 def report(baseline: Result, tried: Sequence[Result]) -> str:
     picked = chosen(baseline, tried)
-    lines = aligned([HEADER, *(row(one, baseline) for one in (baseline, *picked.values()))])
+    lines = aligned([HEADER, *(row(result, baseline) for result in (baseline, *picked.values()))])
     for method, (_, grid) in METHODS.items():
         if method not in picked:
             lines.append(f"{method}: no λ of the grid {grid} keeps the loss")
-    refused = [one for one in tried if one not in picked.values()]
-    if refused:
-        lines += ["", "tried, and too much for the task:", *aligned([HEADER, *(row(one, baseline) for one in refused)])]
+    rejected = [result for result in tried if result not in picked.values()]
+    if rejected:
+        table = aligned([HEADER, *(row(result, baseline) for result in rejected)])
+        lines += ["", "tried, but the loss increases too much:", *table]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two seeds, half the training")
-    parser.add_argument("--first-seed", type=int, default=0, help="of five in a row, or of two")
-    parser.add_argument("--json", type=Path, help="also write all measurements to this file")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of five seeds, or of two with --quick")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file, too")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     count, iterations = (2, ITERATIONS // 2) if options.quick else (len(SEEDS), ITERATIONS)
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(report(baseline, tried))
     print(f"{time.perf_counter() - began:.0f} s")
     if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(one) for one in (baseline, *tried)], indent=1))
+        options.json.write_text(json.dumps([dataclasses.asdict(result) for result in (baseline, *tried)], indent=1))
 
 
 if __name__ == "__main__":

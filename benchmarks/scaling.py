@@ -1,10 +1,10 @@
-"""How time and memory of a gradient grow with the steps, the state, the parameters and the batch.
+"""How time and memory of a gradient scale with the number of steps, the state, the parameters and the batch.
 
     python -m benchmarks.scaling [--along steps batch] [--adjoints Replay] [--repeats 3] [--quick]
 
-Equal steps of dopri5 through a tanh network, so that nothing but the size changes. Twice the steps should take twice
-the time: what one step more costs between 1,000 and 10,000 steps is compared with what it costs between 100 and 1,000.
-Memory is the peak of the process above what it held before, as the system counts it; below some megabytes it is noise.
+Fixed steps of dopri5 through a tanh network, so that only the size changes. Time should be linear in the number of
+steps: the cost of an additional step between 1,000 and 10,000 steps is compared with that between 100 and 1,000. Memory
+is the peak of the resident memory of the process above its value before the pass; a few megabytes are noise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ADJOINTS = {
 
 @dataclass(frozen=True)
 class Size:
-    """Of a problem: so many equal steps of a (batch, channels) state through one hidden layer of some width."""
+    """The size of a problem: number of steps, shape (batch, channels) of the state, and width of the hidden layer."""
 
     steps: int = 100
     batch: int = 16
@@ -71,7 +71,7 @@ class Field(nn.Module):
 
 
 def resident(name: str) -> float:
-    """Megabytes of this process: VmRSS now, VmHWM at the most; 0 where the system does not tell."""
+    """Resident megabytes of this process: VmRSS now, VmHWM at the peak; 0 if the system does not report them."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -80,13 +80,13 @@ def resident(name: str) -> float:
 
 
 def forget_peak() -> None:
-    """Hand what is free back to the system, and let the peak be what is held now."""
+    """Return free memory to the system, and reset the peak to the current value."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return  # then the peak is that of the process's whole life
+        return  # the peak is then that of the lifetime of the process
 
 
 def one_pass(field: Field, y0: Tensor, size: Size, adjoint: str, compiled: bool) -> dict[str, float]:
@@ -96,15 +96,15 @@ def one_pass(field: Field, y0: Tensor, size: Size, adjoint: str, compiled: bool)
     begin = time.perf_counter()
     controller = sn.FixedStep(1.0 / size.steps)
     sol = sn.solve(field, y0, [0.0, 1.0], controller=controller, adjoint=ADJOINTS[adjoint], compile=compiled)
-    turn = time.perf_counter()
+    middle = time.perf_counter()
     torch.autograd.grad(sol.ys[-1].square().mean(), [y0, *field.parameters()])
     end = time.perf_counter()
     assert sol.stats.accepted == size.steps
-    return {"forward": turn - begin, "backward": end - turn, "mb": max(0.0, resident("VmHWM") - before)}
+    return {"forward": middle - begin, "backward": end - middle, "mb": max(0.0, resident("VmHWM") - before)}
 
 
 def measure(size: Size, adjoint: str, compiled: bool, repeats: int) -> dict[str, Any]:
-    """Minimal seconds and the peak of memory, or the reason why not."""
+    """The minimal seconds and the peak memory, or the reason of a failure."""
     torch.manual_seed(0)
     field = Field(size)
     y0 = normal((size.batch, size.channels), torch.Generator().manual_seed(1)).float().requires_grad_()
@@ -114,34 +114,34 @@ def measure(size: Size, adjoint: str, compiled: bool, repeats: int) -> dict[str,
             warnings.simplefilter("error", sn.CompileWarning)
             if compiled:
                 one_pass(field, y0, replace(size, steps=10), adjoint, compiled)
-            found = [one_pass(field, y0, size, adjoint, compiled) for _ in range(repeats)]
+            passes = [one_pass(field, y0, size, adjoint, compiled) for _ in range(repeats)]
     except (RuntimeError, ValueError, TypeError, sn.CompileWarning) as error:
         return {**about, "failed": reason(error)}
-    quickest = {half: min(each[half] for each in found) for half in ("forward", "backward")}
-    return {**about, **quickest, "seconds": sum(quickest.values()), "mb": max(each["mb"] for each in found)}
+    quickest = {name: min(each[name] for each in passes) for name in ("forward", "backward")}
+    return {**about, **quickest, "seconds": sum(quickest.values()), "mb": max(each["mb"] for each in passes)}
 
 
-def growth(found: Sequence[Mapping[str, Any]]) -> float | None:
-    """The time of one more step among the most steps, relative to that among the fewest; 1 if time is linear."""
-    if len(found) < 3 or any("failed" in each for each in found):
+def growth(measurements: Sequence[Mapping[str, Any]]) -> float | None:
+    """The cost of an additional step at the largest sizes relative to that at the smallest; 1 if time is linear."""
+    if len(measurements) < 3 or any("failed" in each for each in measurements):
         return None
     rate = lambda a, b: (b["seconds"] - a["seconds"]) / (b["steps"] - a["steps"])
-    return rate(found[-2], found[-1]) / rate(found[0], found[1])
+    return rate(measurements[-2], measurements[-1]) / rate(measurements[0], measurements[1])
 
 
-def scaling_table(axis: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """A row for every adjoint, eager and compiled: seconds and megabytes at every size."""
-    sizes = sorted({each[axis] for each in found})
+def scaling_table(axis: str, measurements: Sequence[Mapping[str, Any]]) -> str:
+    """A row for every adjoint, eager and compiled, with seconds and megabytes at every size."""
+    sizes = sorted({each[axis] for each in measurements})
     rows = []
-    for adjoint, compiled in dict.fromkeys((each["adjoint"], each["compiled"]) for each in found):
-        mine = [each for each in found if each["adjoint"] == adjoint and each["compiled"] == compiled]
+    for adjoint, compiled in dict.fromkeys((each["adjoint"], each["compiled"]) for each in measurements):
+        of_adjoint = [each for each in measurements if each["adjoint"] == adjoint and each["compiled"] == compiled]
         cells = [
             "–" if "failed" in each else f"{each['seconds']:.3f} s, {each['mb']:.0f} MB"
-            for each in sorted(mine, key=lambda each: each[axis])
+            for each in sorted(of_adjoint, key=lambda each: each[axis])
         ]
         row = [f"{adjoint}{', compiled' if compiled else ''}", *cells]
         if axis == "steps":
-            row.append(linear(growth(mine)))
+            row.append(linear(growth(of_adjoint)))
         rows.append(row)
     extra = ["growth per step"] if axis == "steps" else []
     return table((axis, *(f"{size:,}" for size in sizes), *extra), rows)
@@ -154,19 +154,19 @@ def linear(ratio: float | None) -> str:
 
 
 def run(along: Sequence[str], adjoints: Sequence[str], repeats: int, quick: bool = False) -> dict[str, Any]:
-    """All measurements along each axis, by its name."""
-    found: dict[str, Any] = {}
+    """All measurements by the name of the axis along which the size varies."""
+    measurements: dict[str, Any] = {}
     for axis in along:
         sizes = [replace(size, steps=size.steps // 10) for size in ALONG[axis][:2]] if quick else ALONG[axis]
         modes = (False,) if quick else (False, True)
-        found[axis] = [
+        measurements[axis] = [
             measure(size, adjoint, compiled, repeats) for adjoint in adjoints for compiled in modes for size in sizes
         ]
-        print(f"\n{scaling_table(axis, found[axis])}", flush=True)
-        for each in found[axis]:
+        print(f"\n{scaling_table(axis, measurements[axis])}", flush=True)
+        for each in measurements[axis]:
             if "failed" in each:
                 print(f"{each['adjoint']}, {axis} {each[axis]}: {each['failed']}")
-    return found
+    return measurements
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -174,16 +174,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--along", nargs="+", choices=ALONG, default=list(ALONG))
     parser.add_argument("--adjoints", nargs="+", choices=ADJOINTS, default=list(ADJOINTS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="the two smallest sizes, eager only, nothing written")
+    parser.add_argument("--quick", action="store_true", help="the two smallest sizes, eager; results are not written")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     print(f"dopri5, float32, one thread; torch {torch.__version__}")
-    found = run(options.along, options.adjoints, options.repeats, options.quick)
+    measurements = run(options.along, options.adjoints, options.repeats, options.quick)
     if not options.quick:
-        kept = RESULTS / "scaling.json"
-        earlier = json.loads(kept.read_text())["along"] if kept.exists() else {}
+        path = RESULTS / "scaling.json"
+        earlier = json.loads(path.read_text())["along"] if path.exists() else {}
         RESULTS.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({**circumstances(1), "along": earlier | found}, indent=1) + "\n")
+        path.write_text(json.dumps({**circumstances(1), "along": earlier | measurements}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

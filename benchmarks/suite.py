@@ -1,4 +1,4 @@
-"""The problems of the race by name: their full and their tiny size, their reference, and how often they are run."""
+"""The problems of the race by name: full and tiny size, reference method, and number of rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .image_flow import flow_task
 from .problems import fitted_pendulum
 from .tasks import Task, arrays, cde_task, load, pendulum_task, small_task
 
-#: What is worth keeping from one run to the next, but not in the repository.
+#: Cache for fitted parameters, references and logs, outside the repository.
 CACHE = Path("out/bench")
 
 
@@ -23,12 +23,14 @@ class Entry:
     """A problem of the race.
 
     Attributes:
-        build, tiny: make its task, in a dtype.
-        rounds: at most, and what they may take of one contender in seconds.
-        fitted: iterations of fitting before the race, for the pendulum.
-        together: so many contenders at a time, since each holds on to the memory that it took.
-        cold: contenders start with empty caches, so that their first pass compiles everything.
-        kinks: the field has kinks, so that the reference takes many equal steps instead of few good ones; their size.
+        title: a description for the report.
+        build, tiny: functions from a dtype to the task, in full and in tiny size.
+        rounds: maximum number of rounds.
+        budget: seconds for the rounds of one contender.
+        fitted: number of iterations of fitting before the race, for the pendulum.
+        together: maximum number of contenders that run at the same time, since each keeps its memory.
+        cold: whether contenders start with empty caches, so that their first pass compiles everything.
+        kinks: step size of the reference if the field has kinks; `None` for smooth fields.
     """
 
     title: str
@@ -100,22 +102,22 @@ ENTRIES: dict[str, Entry] = {
 
 
 def task_of(name: str, quick: bool = False, dtype: torch.dtype = torch.float32) -> Task:
-    """The task as it is built; a fitted one still needs its parameters, from `numbers`."""
+    """The task with its initial parameters; `numbers` loads the parameters of a fitted task."""
     entry = ENTRIES[name]
     return (entry.tiny if quick else entry.build)(dtype=dtype)
 
 
 def numbers(name: str, quick: bool = False) -> tuple[Task, dict[str, np.ndarray]]:
-    """The task with its final parameters, and its arrays."""
+    """The task with its parameters, fitted if the entry says so, and its arrays."""
     task = task_of(name, quick)
     fitted = ENTRIES[name].fitted
     if fitted and not quick:
-        kept = CACHE / f"fitted-{fitted}.npz"
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
+        path = CACHE / f"fitted-{fitted}.npz"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             field = fitted_pendulum(fitted)
             weights = {f"parameter:0.{key}": x.detach().numpy() for key, x in field.named_parameters()}
-            np.savez(kept, **weights)  # type: ignore[arg-type]
-        with np.load(kept) as found:
-            load(task, found)
+            np.savez(path, **weights)  # type: ignore[arg-type]
+        with np.load(path) as weights:
+            load(task, weights)
     return task, arrays(task)

@@ -1,8 +1,8 @@
-"""What is raced: tasks that end in one number, to be differentiated for all parameters and for the start.
+"""The tasks of the race: scalar losses, to be differentiated with respect to all parameters and the initial value.
 
-A task is handed the function that solves, so that one description serves every library, and may call it several times,
-as a flow of several blocks does. Weights and data are drawn in float64 from seeds and rounded; `arrays` hands the very
-same numbers to other processes, and to JAX.
+A task receives the function that solves, so one definition works with every PyTorch library. It may call the function
+several times, as a flow of several blocks does. Weights and data are drawn in float64 from seeds and rounded; `arrays`
+passes the same numbers to other processes and to JAX.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Solve = Callable[[nn.Module, Any, Tensor], Any]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The loss `through(start(), solve)`, whose gradient is for `modules.parameters()` and the leaves of the start.
+    """The loss `through(start(), solve)`, a function of `modules.parameters()` and of the leaves of the initial value.
 
-    `data` is what must be known besides the parameters to state the task elsewhere.
+    `data` holds the other tensors that define the task, for implementations in other libraries.
     """
 
     modules: nn.ModuleList
@@ -46,7 +46,7 @@ class Task:
     data: Mapping[str, Tensor] = field(default_factory=dict)
 
     def leaves(self) -> tuple[Any, list[Tensor]]:
-        """A start and its tensors, which get gradients even where the start is constant."""
+        """An initial value and its tensors, which require gradients even if the initial value is constant."""
         y0 = self.start()
         tensors = [y0] if isinstance(y0, Tensor) else list(y0)
         tensors = [x if x.requires_grad else x.detach().requires_grad_() for x in tensors]
@@ -54,7 +54,7 @@ class Task:
 
 
 def arrays(task: Task) -> dict[str, np.ndarray]:
-    """All numbers of a task by name, its parameters in the order of the gradient."""
+    """All arrays of a task by name, the parameters in the order of the gradient."""
     named = {f"parameter:{name}": value for name, value in task.modules.named_parameters()}
     named |= {f"data:{name}": value for name, value in task.data.items()}
     if task.jumps is not None:
@@ -62,25 +62,25 @@ def arrays(task: Task) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy() for name, value in named.items()}
 
 
-def load(task: Task, found: Mapping[str, np.ndarray]) -> Task:
-    """The task, with the parameters of `arrays`."""
+def load(task: Task, values: Mapping[str, np.ndarray]) -> Task:
+    """Copy the parameters of `arrays` into the task, and return it."""
     with torch.no_grad():
         for name, parameter in task.modules.named_parameters():
-            parameter.copy_(torch.from_numpy(found[f"parameter:{name}"]))
+            parameter.copy_(torch.from_numpy(values[f"parameter:{name}"]))
     return task
 
 
 def digest(task: Task) -> str:
-    """A name for the numbers of a task, for what is kept from one run to the next."""
-    found = hashlib.sha256(repr((task.rtol, task.atol)).encode())
+    """A hash of the numbers of a task, for the names of cached files."""
+    sha = hashlib.sha256(repr((task.rtol, task.atol)).encode())
     for name, value in arrays(task).items():
-        found.update(name.encode())
-        found.update(np.ascontiguousarray(value).tobytes())
-    return found.hexdigest()[:16]
+        sha.update(name.encode())
+        sha.update(np.ascontiguousarray(value).tobytes())
+    return sha.hexdigest()[:16]
 
 
 def of_problem(problem: GradientProblem) -> Task:
-    """The task of one solve."""
+    """The task of a problem with one solve."""
     return Task(
         modules=problem.modules,
         start=problem.start,
@@ -93,7 +93,7 @@ def of_problem(problem: GradientProblem) -> Task:
 
 
 class TanhField(nn.Module):
-    """y′ = W₃ tanh(W₂ tanh(W₁ y + b₁) + b₂) + b₃, as small neural ODEs have."""
+    """A typical small neural ODE, y′ = W₃ tanh(W₂ tanh(W₁ y + b₁) + b₂) + b₃."""
 
     def __init__(self, channels: int, width: int, generator: torch.Generator):
         super().__init__()
@@ -106,7 +106,7 @@ class TanhField(nn.Module):
 def small_task(
     batch: int = 256, channels: int = 4, width: int = 32, end: float = 10.0, dtype: torch.dtype = torch.float32
 ) -> Task:
-    """A small neural ODE; the mean square at the end."""
+    """A small neural ODE; the loss is the mean square at the end."""
     generator = torch.Generator().manual_seed(0)
     field = TanhField(channels, width, generator).to(dtype)
     y0 = normal((batch, channels), generator).to(dtype)
@@ -124,7 +124,7 @@ def small_task(
 
 
 def cde_task(batch: int = 256, dtype: torch.dtype = torch.float32, **sizes: int) -> Task:
-    """The neural CDE of the paper on random series, with the discontinuities of its control at the knots."""
+    """The neural CDE of the paper on random series; its field is discontinuous at the knots."""
     return of_problem(cde_problem(batch, dtype=dtype, **sizes))
 
 
@@ -134,6 +134,6 @@ def pendulum_task(
     widths: tuple[int, int] = (400, 300),
     dtype: torch.dtype = torch.float32,
 ) -> Task:
-    """The Symplectic ODE-Net of the paper, as it is initialised."""
+    """The Symplectic ODE-Net of the paper with its initial parameters."""
     windows = pendulum_batch(batch, trials=trials, dtype=dtype)
     return of_problem(pendulum_problem(SymplecticField(widths, dtype=dtype), windows))

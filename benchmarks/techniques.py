@@ -1,13 +1,13 @@
-"""Three techniques around the cost of solves, each beside what it replaces, on small seeded problems.
+"""Three techniques that reduce the cost of solves, each compared with a standard method on a small seeded problem.
 
     python -m benchmarks.techniques
 
-- Spectral training: a field learned from noisy trajectories without a solve, and the same one trained through solves.
-  Both are judged by an accurate solve with the field that they found.
+- Spectral training: a field trained on noisy trajectories without solves, and the same field trained through solves.
+  Both are evaluated by an accurate solve with the trained field.
 - Hypersolver: Heun's method with and without a learned correction, on the field that was trained through solves, from
-  initial values that neither of them has seen.
-- OT-Flow: a potential flow trained on four steps of RK4, and the same one trained with dopri5 and the adjoint equation.
-  Both are judged by accurate log-likelihoods of data that neither has seen.
+  held-out initial values.
+- OT-Flow: a potential flow trained with four steps of RK4, and the same flow trained with dopri5 and a continuous
+  adjoint. Both are evaluated by accurate log-likelihoods of held-out data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 
 
 class Field(nn.Module):
-    """An autonomous field on the plane: one hidden layer and tanh."""
+    """An autonomous field on the plane with one hidden layer and tanh."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def starts(n: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Noisy observations of a damped pendulum; the initial values are known exactly."""
+    """Noisy observations of a damped pendulum with exact initial values."""
 
     y0: Tensor
     ts: Tensor
@@ -72,24 +72,24 @@ class Trajectories:
 
     @property
     def floor(self) -> float:
-        """The mean square of the noise: what the true field would reach."""
+        """The mean square of the noise, which is the loss of the true field."""
         return float((self.data - self.clean).square().mean())
 
     def loss(self, field: nn.Module) -> float:
-        """Mean square distance of an accurate solution to the data."""
+        """Mean square distance between an accurate solution and the data."""
         with torch.no_grad():
             return float((sn.solve(field, self.y0, self.ts, **TIGHT).ys - self.data).square().mean())
 
 
 def seconds(run: Callable[[], Any]) -> tuple[Any, float]:
-    """The result, and seconds of this process, which has one thread: other work on the machine counts little."""
+    """The result and the CPU time of this process, which has one thread, so that other load has little influence."""
     start = time.process_time()
     result = run()
     return result, time.process_time() - start
 
 
 def descend(loss: Callable[[], Tensor], parameters: Any, steps: int, lr: float) -> None:
-    """Adam, with a learning rate that falls to zero along a cosine."""
+    """Minimise by Adam with a cosine schedule of the learning rate."""
     optimiser = torch.optim.Adam(parameters, lr=lr)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = 0.5 * lr * (1.0 + math.cos(math.pi * step / steps))
@@ -99,7 +99,7 @@ def descend(loss: Callable[[], Tensor], parameters: Any, steps: int, lr: float) 
 
 
 def solved_field(problem: Trajectories, steps: int, lr: float = 3e-2, seed: int = 0) -> Field:
-    """Trained through solves, with `Replay`."""
+    """A field trained through solves with `Replay`."""
     torch.manual_seed(seed)
     field = Field()
 
@@ -112,7 +112,7 @@ def solved_field(problem: Trajectories, steps: int, lr: float = 3e-2, seed: int 
 
 
 def spectral_field(problem: Trajectories, steps: int, lr: float = 1e-1, degree: int = 14, seed: int = 0) -> Field:
-    """Trained without a solve, from the same initialisation."""
+    """A field trained without solves, from the same initialisation."""
     torch.manual_seed(seed)
     field = Field()
     z = SpectralTrajectory(problem.y0, problem.ts, degree)
@@ -125,7 +125,7 @@ def spectral_field(problem: Trajectories, steps: int, lr: float = 1e-1, degree: 
 
 @dataclass(frozen=True)
 class HyperResult:
-    """Mean errors at the end, from held-out initial values, at the same number of evaluations of the field."""
+    """Mean errors at the end time from held-out initial values, and NFE and seconds of the methods."""
 
     plain: float
     corrected: float
@@ -139,11 +139,11 @@ class HyperResult:
 
 
 def hypersolved(field: nn.Module, eps: float = 0.25, end: float = 4.0, n: int = 128, steps: int = 1000) -> HyperResult:
-    """Heun's method with a correction, and without it at the same and at the smallest sufficient number of steps."""
+    """Heun's method with a correction, without it, and without it at the fewest steps of the same accuracy."""
     torch.manual_seed(0)
     hyper = HyperSolver("heun", dim=2).double()
     grid = torch.arange(0.0, end + 0.5 * eps, eps, dtype=torch.float64)
-    _, fitting = seconds(lambda: fit(hyper, field, starts(n, 20), grid, steps=steps))
+    _, fit_seconds = seconds(lambda: fit(hyper, field, starts(n, 20), grid, steps=steps))
     z0 = starts(256, 30)
     with torch.no_grad():
         exact = sn.solve(field, z0, [0.0, end], rtol=1e-10, atol=1e-10).ys[-1]
@@ -154,17 +154,19 @@ def hypersolved(field: nn.Module, eps: float = 0.25, end: float = 4.0, n: int = 
 
             runs = [seconds(solve) for _ in range(5)]
             sol = runs[0][0]
-            return float((sol.ys[-1] - exact).norm(dim=1).mean()), sol.stats.nfe, min(took for _, took in runs)
+            return float((sol.ys[-1] - exact).norm(dim=1).mean()), sol.stats.nfe, min(time for _, time in runs)
 
-        plain, nfe, took_plain = run(sn.Heun(), eps)
-        corrected, same, took = run(hyper, eps)
-        rk4, also, _ = run(sn.RK4(), 2.0 * eps)
-        assert same == also == nfe
-        times, matched = 1, (plain, nfe, took_plain)
-        while matched[0] > corrected and times < 64:
-            times += 1
-            matched = run(sn.Heun(), eps / times)
-    return HyperResult(plain, corrected, rk4, nfe, matched[1], took_plain, took, matched[2], fitting)
+        plain, nfe, plain_seconds = run(sn.Heun(), eps)
+        corrected, corrected_nfe, corrected_seconds = run(hyper, eps)
+        rk4, rk4_nfe, _ = run(sn.RK4(), 2.0 * eps)
+        assert corrected_nfe == rk4_nfe == nfe
+        factor, matched = 1, (plain, nfe, plain_seconds)
+        while matched[0] > corrected and factor < 64:
+            factor += 1
+            matched = run(sn.Heun(), eps / factor)
+    return HyperResult(
+        plain, corrected, rk4, nfe, matched[1], plain_seconds, corrected_seconds, matched[2], fit_seconds
+    )
 
 
 def moons(n: int, seed: int) -> Tensor:
@@ -178,12 +180,12 @@ def moons(n: int, seed: int) -> Tensor:
 
 
 def gaussian_nll(x: Tensor) -> float:
-    """Of the normal distribution that fits x best: what a linear flow can reach."""
+    """The NLL of the normal distribution fitted to x, which is the best that a linear flow can reach."""
     return float(0.5 * torch.logdet(2.0 * math.pi * math.e * torch.cov(x.T, correction=0)))
 
 
 def trained_flow(x: Tensor, iterations: int, batch: int = 256, lr: float = 0.1, **options: Any) -> OTFlow:
-    """The same initialisation and the same batches, whatever the options."""
+    """A trained flow, with the same initialisation and minibatches for all options."""
     torch.manual_seed(2)
     flow = OTFlow(2, **options)
     draw = torch.Generator().manual_seed(3)
@@ -195,7 +197,7 @@ def trained_flow(x: Tensor, iterations: int, batch: int = 256, lr: float = 0.1, 
     return flow
 
 
-#: Four steps of RK4, differentiated as they are; and the adjoint equation beside an adaptive method.
+#: Four steps of RK4 with the discrete gradient; and an adaptive method with a continuous adjoint.
 STEPPED: dict[str, Any] = {"steps": 4, "adjoint": sn.Direct()}
 CONTINUOUS: dict[str, Any] = {"solver": "dopri5", "rtol": 1e-4, "atol": 1e-4, "adjoint": sn.Backsolve()}
 
@@ -209,14 +211,14 @@ def judged(flow: OTFlow, x: Tensor) -> float:
 
 
 def row(name: str, *cells: str | float) -> str:
-    """A line of the table: technique, reference, their ratio, seconds of either."""
+    """A line of the table: technique, reference, ratio, and the seconds of both."""
     texts = [cell if isinstance(cell, str) else f"{cell:.1f}" for cell in cells]
     return f"{name:52}" + "".join(f"{text:>10}" for text in texts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies all numbers of training steps")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all numbers of training steps")
     scale = parser.parse_args(argv).scale
     torch.set_num_threads(1)
 
@@ -224,13 +226,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         return max(2, round(scale * steps))
 
     train, test = Trajectories.drawn(64, 0), Trajectories.drawn(64, 10)
-    spectral, took = seconds(lambda: spectral_field(train, count(1000)))
-    solved, solved_took = seconds(lambda: solved_field(train, count(1500)))
+    spectral, spectral_seconds = seconds(lambda: spectral_field(train, count(1000)))
+    solved, solved_seconds = seconds(lambda: solved_field(train, count(1500)))
     print(row("", "technique", "reference", "ratio", "s", "s (ref.)"))
     for name, problem in (("training", train), ("held-out", test)):
         a, b = problem.loss(spectral), problem.loss(solved)
-        title = f"spectral training, {name} loss (floor {problem.floor:.5f})"
-        print(row(title, f"{a:.5f}", f"{b:.5f}", f"{a / b:.3f}", took, solved_took), flush=True)
+        title = f"spectral training, {name} loss (noise {problem.floor:.5f})"
+        print(row(title, f"{a:.5f}", f"{b:.5f}", f"{a / b:.3f}", spectral_seconds, solved_seconds), flush=True)
 
     hyper = hypersolved(solved, steps=count(1000))
     title = f"hypersolved Heun, held-out error, {hyper.nfe} evaluations"
@@ -238,19 +240,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(row(title, *errors, hyper.seconds_to_fit, "–"), flush=True)
 
     x, held_out = moons(2048, 0), moons(2048, 1)
-    flow, took = seconds(lambda: trained_flow(x, count(150), **STEPPED))
-    continuous, continuous_took = seconds(lambda: trained_flow(x, count(150), **CONTINUOUS))
+    flow, flow_seconds = seconds(lambda: trained_flow(x, count(150), **STEPPED))
+    continuous, continuous_seconds = seconds(lambda: trained_flow(x, count(150), **CONTINUOUS))
     a, b = judged(flow, held_out), judged(continuous, held_out)
-    title = f"OT-Flow, held-out NLL (a Gaussian: {gaussian_nll(held_out):.3f})"
-    print(row(title, f"{a:.4f}", f"{b:.4f}", f"{a / b:.3f}", took, continuous_took))
+    title = f"OT-Flow, held-out NLL (Gaussian: {gaussian_nll(held_out):.3f})"
+    print(row(title, f"{a:.4f}", f"{b:.4f}", f"{a / b:.3f}", flow_seconds, continuous_seconds))
 
+    print(f"\nhypersolver: error of Heun / error of corrected Heun = {hyper.plain / hyper.corrected:.1f} at equal NFE.")
     print(
-        f"\nhypersolver: {hyper.plain / hyper.corrected:.1f} times more accurate than Heun at equal evaluations of f."
+        f"RK4 at equal NFE has an error of {hyper.rk4:.2e}; Heun needs {hyper.nfe_to_match} NFE for the same accuracy."
     )
-    print(f"RK4 has an error of {hyper.rk4:.2e} with as many; Heun needs {hyper.nfe_to_match} to be as accurate.")
     times = (hyper.seconds_plain, hyper.seconds_corrected, hyper.seconds_to_match)
     print(
-        "Milliseconds a solve: Heun {:.1f}, corrected {:.1f}, Heun as accurate {:.1f}.".format(
+        "Milliseconds per solve: Heun {:.1f}, corrected Heun {:.1f}, Heun with the same accuracy {:.1f}.".format(
             *(1e3 * t for t in times)
         )
     )

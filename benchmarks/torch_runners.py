@@ -1,4 +1,4 @@
-"""How the libraries on PyTorch are called: for each a function that makes a `Solve` of a contender's options."""
+"""Runs the PyTorch libraries: for each, a function that makes a `Solve` from the options of a contender."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ Counts = dict[str, int]
 
 
 class TorchRunner:
-    """One forward and backward pass after the other, with the clock between them."""
+    """Runs and times forward and backward passes of a task."""
 
     def __init__(self, task: Task, contender: Contender):
         self.task = task
         self.libraries = ("torch", contender.library)
         self.counted: list[sn.Stats] = []
         self.solve = SOLVES[contender.library](task, contender.options, self.counted)
-        self.found: list[Tensor] = []
+        self.grads: list[Tensor] = []
 
     def run(self) -> dict[str, float]:
         self.counted.clear()
         begin = time.perf_counter()
         y0, leaves = self.task.leaves()
         loss = self.task.through(y0, self.solve)
-        turn = time.perf_counter()
+        middle = time.perf_counter()
         inputs = [*self.task.modules.parameters(), *leaves]
         grads = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
         end = time.perf_counter()
-        self.found = list(grads)
-        return {"seconds": end - begin, "forward": turn - begin, "backward": end - turn, "loss": loss.item()}
+        self.grads = list(grads)
+        return {"seconds": end - begin, "forward": middle - begin, "backward": end - middle, "loss": loss.item()}
 
     def gradient(self) -> np.ndarray:
-        return torch.cat([grad.flatten() for grad in self.found]).numpy()
+        return torch.cat([grad.flatten() for grad in self.grads]).numpy()
 
     def counts(self) -> Counts:
-        """Of all solves together, where the library tells."""
-        found: Counts = {}
+        """Counts of all solves together, if the library reports them."""
+        totals: Counts = {}
         for stats in self.counted:
-            for way, each in (("forward", stats), ("backward", stats.backward)):
+            for direction, each in (("forward", stats), ("backward", stats.backward)):
                 for name in ("nfe", "accepted", "rejected"):
                     if each is not None:
-                        found[f"{way}_{name}"] = found.get(f"{way}_{name}", 0) + getattr(each, name)
-        return found
+                        totals[f"{direction}_{name}"] = totals.get(f"{direction}_{name}", 0) + getattr(each, name)
+        return totals
 
     def versions(self) -> dict[str, str]:
         return {library: installed(library) for library in self.libraries}
@@ -62,7 +62,7 @@ class TorchRunner:
 def installed(library: str) -> str:
     try:
         return version(library)
-    except PackageNotFoundError:  # read from its sources
+    except PackageNotFoundError:  # imported from a source tree
         return "not installed"
 
 
@@ -71,10 +71,10 @@ def with_seminode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
     factor = options.get("tighter", 1.0)
     tolerances = {"rtol": factor * task.rtol, "atol": factor * task.atol}
     fixed = {"controller": sn.FixedStep(options["fixed"])} if "fixed" in options else tolerances
-    given = {**fixed, "jumps": task.jumps, **options.get("solve", {})}
+    solve_options = {**fixed, "jumps": task.jumps, **options.get("solve", {})}
 
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
-        solution = sn.solve(field, y0, ts, adjoint=adjoint, compile=options.get("compile", False), **given)
+        solution = sn.solve(field, y0, ts, adjoint=adjoint, compile=options.get("compile", False), **solve_options)
         counted.append(solution.stats)
         return solution.ys
 
@@ -82,7 +82,7 @@ def with_seminode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
 
 
 class Compiled:
-    """torch.compile of every field, once."""
+    """Compiles every field once with torch.compile, if active."""
 
     def __init__(self, active: bool):
         self.active = active
@@ -99,27 +99,27 @@ class Compiled:
 def with_torchdiffeq(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
     import torchdiffeq
 
-    # Its jumps must lie inside the interval.
-    told = task.jumps is not None and options.get("jumps", True)
-    forward: dict[str, Any] = {"jump_t": task.jumps[1:-1]} if told and task.jumps is not None else {}
+    # torchdiffeq requires jumps inside the interval.
+    with_jumps = options.get("jumps", True)
+    forward: dict[str, Any] = {"jump_t": task.jumps[1:-1]} if with_jumps and task.jumps is not None else {}
     backward = {**forward, **({"norm": options["norm"]} if "norm" in options else {})}
     compiled = Compiled(options.get("compile", False))
-    given = {"rtol": task.rtol, "atol": task.atol, "method": options.get("method", "dopri5")}
+    common = {"rtol": task.rtol, "atol": task.atol, "method": options.get("method", "dopri5")}
     if "fixed" in options:
-        # Its steps end on the jumps; where they begin and end, it asks for the field on the right side of them.
+        # The steps end on the jumps. `perturb` evaluates the field on the correct side of a jump.
         forward = {"step_size": options["fixed"], "perturb": True}
 
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
         if not options["adjoint"]:
-            return torchdiffeq.odeint(compiled(field), y0, ts, options={**forward}, **given)
-        ways = {"options": {**forward}, "adjoint_options": {**backward}}
-        return torchdiffeq.odeint_adjoint(compiled(field), y0, ts, **ways, **given)
+            return torchdiffeq.odeint(compiled(field), y0, ts, options={**forward}, **common)
+        both = {"options": {**forward}, "adjoint_options": {**backward}}
+        return torchdiffeq.odeint_adjoint(compiled(field), y0, ts, **both, **common)
 
     return solve
 
 
 def with_torchode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
-    """For losses of the end alone, which it solves faster; each sample has its own steps, but in a joint adjoint."""
+    """For losses of the end only, which is faster. Each sample has its own steps, except in a joint adjoint."""
     import torchode
 
     solvers: dict[int, Any] = {}
@@ -129,8 +129,8 @@ def with_torchode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
         method = torchode.Dopri5(term=term)
         controller = torchode.IntegralController(atol=task.atol, rtol=task.rtol, term=term)
         kind = getattr(torchode, options["adjoint"])
-        pieces = (method, controller) if options["adjoint"] == "AutoDiffAdjoint" else (term, method, controller)
-        solve = kind(*pieces).solve
+        arguments = (method, controller) if options["adjoint"] == "AutoDiffAdjoint" else (term, method, controller)
+        solve = kind(*arguments).solve
         return torch.compile(solve) if options.get("compile", False) else solve
 
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def with_torchode(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
 
 
 class MatrixOnly(nn.Module):
-    """F of a `ControlledField`, (batch, hidden, channels), as torchcde wants it."""
+    """F of a `ControlledField`, of shape (batch, hidden, channels), which torchcde needs."""
 
     def __init__(self, field: ControlledField):
         super().__init__()
@@ -155,7 +155,7 @@ class MatrixOnly(nn.Module):
 
 
 def with_torchcde(task: Task, options: Mapping[str, Any], counted: list[sn.Stats]) -> Solve:
-    """With its own linear interpolation, told of the jumps as its documentation shows."""
+    """With the linear interpolation of torchcde, and the jumps as in its documentation."""
     import torchcde
 
     paths: dict[int, tuple[Any, nn.Module]] = {}
@@ -166,7 +166,7 @@ def with_torchcde(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
             coefficients = torchcde.linear_interpolation_coeffs(field.control.values)
             paths[id(field)] = torchcde.LinearInterpolation(coefficients), MatrixOnly(field)
         path, function = paths[id(field)]
-        given: dict[str, Any] = {
+        cde_options: dict[str, Any] = {
             "rtol": task.rtol,
             "atol": task.atol,
             "method": "dopri5",
@@ -174,8 +174,8 @@ def with_torchcde(task: Task, options: Mapping[str, Any], counted: list[sn.Stats
         }
         jumps = {"jump_t": path.grid_points[1:-1]}
         if options["adjoint"]:
-            given |= {"adjoint_options": {**jumps}, "adjoint_params": tuple(function.parameters())}
-        zs = torchcde.cdeint(X=path, func=function, z0=y0, t=ts.to(y0), options={**jumps}, **given)
+            cde_options |= {"adjoint_options": {**jumps}, "adjoint_params": tuple(function.parameters())}
+        zs = torchcde.cdeint(X=path, func=function, z0=y0, t=ts.to(y0), options={**jumps}, **cde_options)
         assert isinstance(zs, Tensor)
         return zs.movedim(-2, 0)
 

@@ -35,7 +35,7 @@ DT = 0.1
 
 
 class Setting(NamedTuple):
-    """A step that is to be taken."""
+    """The inputs of a step and of its VJP."""
 
     field: nn.Module
     y: Tensor
@@ -52,6 +52,8 @@ class Setting(NamedTuple):
 
 
 class Way(NamedTuple):
+    """Functions that run one step and the VJP of one step."""
+
     step: Callable[[], Any]
     pull: Callable[[], Any]
 
@@ -63,7 +65,7 @@ def setting() -> Setting:
 
 
 def functions(given: Setting) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Both as functions of tensors alone."""
+    """The step and its VJP as functions of tensors only."""
     names = [name for name, _ in given.field.named_parameters()]
     error, field = given.error, given.field
     allowed = tolerances(error, given.y)
@@ -83,8 +85,8 @@ def functions(given: Setting) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return y1, ratio_of(SOLVER, error, dt, y, y1, [*stages, end], allowed), end
 
     def pull(dt: Tensor, y: Tensor, adj: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
-        _, back = torch.func.vjp(lambda y, *params: step_with(dt, y, params)[0], y, *params)  # type: ignore[misc]
-        return back(adj)
+        _, vjp_fn = torch.func.vjp(lambda y, *params: step_with(dt, y, params)[0], y, *params)  # type: ignore[misc]
+        return vjp_fn(adj)
 
     return step, pull
 
@@ -106,7 +108,7 @@ def with_torch_compile(given: Setting, **options: Any) -> Way:
 
 
 def ahead_of_time(given: Setting, rewritten: bool) -> Way:
-    """AOTInductor: a library that is called without Python in between."""
+    """AOTInductor: a compiled library whose calls do not go through Python code."""
 
     class Whole(nn.Module):
         def __init__(self, function: Callable[..., Any]):
@@ -117,7 +119,7 @@ def ahead_of_time(given: Setting, rewritten: bool) -> Way:
             return self.function(*tensors)
 
     def packed(function: Callable[..., Any], examples: tuple[Tensor, ...]) -> Callable[..., Any]:
-        # vjp is worked out first: export does not take it.
+        # Traced first, because export does not support torch.func.vjp.
         program = torch.export.export(Whole(traced(function, examples, rewritten)), examples)
         with tempfile.TemporaryDirectory() as folder:
             path = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "step.pt2"))
@@ -134,12 +136,12 @@ def captured(given: Setting) -> Capture:
 
 
 def programs(given: Setting) -> Way:
-    """What `Replay` runs."""
-    seen, plan = captured(given), _plan()
-    wanted, rest, error, y = tuple(True for _ in seen.rest), seen.rest, given.error, given.y
+    """The programs of `Replay`."""
+    graph, plan = captured(given), _plan()
+    wanted, rest, error, y = tuple(True for _ in graph.rest), graph.rest, given.error, given.y
     allowed, sums = tolerances(error, y), no_sums(rest, wanted)
-    step = step_program(seen, SOLVER, error, y, given.k1)
-    pull = pull_program(seen, SOLVER, wanted, y, False)
+    step = step_program(graph, SOLVER, error, y, given.k1)
+    pull = pull_program(graph, SOLVER, wanted, y, False)
     return Way(
         lambda: step(plan, y, given.k1, allowed, rest),
         lambda: pull(plan, y, [given.adj], rest, sums),
@@ -147,15 +149,15 @@ def programs(given: Setting) -> Way:
 
 
 def saving(given: Setting) -> Way:
-    """What `Direct` runs."""
-    seen, plan = captured(given), _plan()
-    wanted, rest, error, y = tuple(True for _ in seen.rest), seen.rest, given.error, given.y
+    """The programs of `Direct`, which save activations."""
+    graph, plan = captured(given), _plan()
+    wanted, rest, error, y = tuple(True for _ in graph.rest), graph.rest, given.error, given.y
     allowed, sums = tolerances(error, y), no_sums(rest, wanted)
-    both = saving_programs(seen, SOLVER, error, wanted, False, y)
-    k1, *own = both.at(0.0, y, rest)
-    found = both.step(plan, y, k1, allowed, rest)
+    both = saving_programs(graph, SOLVER, error, wanted, False, y)
+    k1, *first_saved = both.at(0.0, y, rest)
+    outputs = both.step(plan, y, k1, allowed, rest)
     count = 2 + SOLVER.stages
-    kept = [*found[count : count + both.kept], *own]
+    kept = [*outputs[count : count + both.kept], *first_saved]
     zero = torch.zeros_like(y)
     return Way(
         lambda: both.step(plan, y, k1, allowed, rest),
@@ -172,7 +174,7 @@ WAYS: dict[str, Callable[[Setting], Way]] = {
     "torch.compile of a step, and of its torch.func.vjp": with_torch_compile,
     "the same with Inductor's C++ wrapper": lambda given: with_torch_compile(given, cpp_wrapper=True),
     "AOTInductor": lambda given: ahead_of_time(given, rewritten=False),
-    "AOTInductor with our formulas": lambda given: ahead_of_time(given, rewritten=True),
+    "AOTInductor with rewritten formulas": lambda given: ahead_of_time(given, rewritten=True),
     "programs of Replay": programs,
     "programs of Direct, which store activations": saving,
 }
@@ -189,7 +191,7 @@ def empty_caches() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ways", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--only", default="", help="ways with this in their names")
+    parser.add_argument("--only", default="", help="only ways whose names contain this")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     given, ready, made = setting(), {}, {}

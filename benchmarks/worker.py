@@ -1,10 +1,10 @@
-"""One contender on one problem in a process of its own, told what to do line by line.
+"""One contender on one problem in its own process, controlled by lines on stdin.
 
     python -m benchmarks.worker --problem small --contender "torchdiffeq: direct" --data FOLDER [--threads 1]
 
-Started by `benchmarks.race`. It answers in JSON lines: when it is warm, how long the first pass took, compiling
-included; to "go" the seconds of one forward and backward pass; to "gradient PATH" that it is saved there; to "stop"
-its peak memory. What libraries print goes to stderr.
+`benchmarks.race` starts it. It answers with lines of JSON: after the warm-up, the time of the first pass, including
+compilation; to "go", the seconds of one forward and backward pass; to "gradient PATH", that the gradient is saved
+there; to "stop", its peak memory. The output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 
 def bind(threads: int) -> None:
-    """Bind this process to as many cores, before a library starts its threads: XLA asks the system, not us."""
+    """Bind this process to as many cores before a library starts its threads: XLA reads the CPU affinity."""
     cores = sorted(os.sched_getaffinity(0))[-threads:]
     os.sched_setaffinity(0, cores)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -31,23 +31,23 @@ def bind(threads: int) -> None:
     if threads == 1:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false " + os.environ.get("XLA_FLAGS", "")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, which would outlive a race
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, which would outlive the worker
 
 
 def build(problem: str, contender_name: str, data: Path, threads: int, quick: bool) -> Any:
-    """A runner; jax and torch are not needed in one process."""
+    """The runner of a contender; a process imports either jax or torch."""
     import numpy as np
 
     from .contenders import named
 
     contender = named(problem, contender_name)
-    with np.load(data / "arrays.npz") as found:
-        given = dict(found)
+    with np.load(data / "arrays.npz") as file:
+        arrays = dict(file)
     if contender.library == "diffrax":
         from .jax_runners import JaxRunner
 
         tolerances = json.loads((data / "tolerances.json").read_text())
-        return JaxRunner(problem, given, tolerances["rtol"], tolerances["atol"], contender)
+        return JaxRunner(problem, arrays, tolerances["rtol"], tolerances["atol"], contender)
 
     import torch
 
@@ -56,18 +56,18 @@ def build(problem: str, contender_name: str, data: Path, threads: int, quick: bo
     from .tasks import load
     from .torch_runners import TorchRunner
 
-    return TorchRunner(load(task_of(problem, quick), given), contender)
+    return TorchRunner(load(task_of(problem, quick), arrays), contender)
 
 
 def warmed_up(runner: Any) -> dict[str, Any]:
-    """The first pass compiles; the second may, where a compiler only then sees what changes."""
+    """The first pass compiles. The second pass may compile, too, if the compiler only then detects dynamic inputs."""
     first = runner.run()["seconds"]
     again = [runner.run() for _ in range(2 if first < 5.0 else 1)]
     return {"first": first, "warm": again[-1]["seconds"], "round": again[-1]}
 
 
 def lead_ins(seconds: float) -> int:
-    """Untimed passes before a timed one: the caches hold what others have left there, as they do not in training."""
+    """Number of untimed passes before a timed one, to fill the caches, which other processes have used."""
     return min(3, int(0.1 / max(seconds, 1e-9)))
 
 
@@ -87,14 +87,14 @@ def answer(runner: Any, line: str, untimed: int = 0) -> dict[str, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """One line, not too long: messages of compilers fill pages."""
+    """The error in one short line, since messages of compilers are long."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"
 
 
 def serve(options: argparse.Namespace, out: TextIO) -> None:
-    def say(what: dict[str, Any]) -> None:
-        print(json.dumps(what), file=out, flush=True)
+    def say(message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=out, flush=True)
 
     try:
         begin = time.perf_counter()
@@ -103,9 +103,9 @@ def serve(options: argparse.Namespace, out: TextIO) -> None:
         warm = warmed_up(runner)
         say({"ready": True, "built": built, **warm})
         for line in sys.stdin:
-            found = answer(runner, line, lead_ins(warm["warm"]))
-            say(found)
-            if "stopped" in found:
+            reply = answer(runner, line, lead_ins(warm["warm"]))
+            say(reply)
+            if "stopped" in reply:
                 return
     except Exception as error:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""What the pictures of the examples have in common: the look of the laboratory's figures."""
+"""Plotting style and helpers that the examples share with the figures of seminode_lab."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["BLUE", "GREY", "INK", "ORANGE", "STYLE", "need", "save"]
 
 
 def need(*libraries: str) -> None:
-    """Stop before the work begins if what draws its result is not there."""
+    """Exit before the computation starts if a plotting library is missing."""
     for library in libraries:
         try:
             __import__(library)

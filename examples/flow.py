@@ -1,7 +1,7 @@
-"""Train a continuous normalising flow on a shape in the plane, and draw noise turning into it.
+"""Train a continuous normalising flow on a shape in the plane, and plot how noise becomes the shape.
 
-A small network moves points of the shape until they look like noise, and is trained by maximum likelihood with the
-exact divergence. Then noise is moved the other way. It takes one or two minutes on one core.
+A small network is trained by maximum likelihood, with the exact divergence, to map points of the shape to noise. Then
+the inverse flow maps noise to the shape. It takes one or two minutes on one core.
 
     python examples/flow.py [--shape pinwheel] [--image out/demo/flow.png] [--seed 0] [--iterations 600]
 """
@@ -27,12 +27,12 @@ from seminode.models.running import along, integrals_of, start
 
 BATCH, LEARNING_RATE, WIDTHS = 256, 0.01, (64, 64, 64)
 RTOL, ATOL = 1e-3, 1e-4
-EDGE, GRID = 2.8, 160  # the square that is drawn, and the points along a side of its density
+EDGE, GRID = 2.8, 160  # half the side of the plotted square, and the number of grid points along a side
 SLICES, POINTS, LINES = 6, 6000, 700
 
 
 def pinwheel(n: int, arms: int = 5) -> Tensor:
-    """Gaussian blots, stretched outwards and wound around the middle."""
+    """Gaussian blobs, stretched radially and wound around the centre."""
     arm = torch.randint(arms, (n,))
     along_arm = 1.0 + 0.32 * torch.randn(n)
     across = 0.1 * torch.randn(n)
@@ -42,7 +42,7 @@ def pinwheel(n: int, arms: int = 5) -> Tensor:
 
 
 def moons(n: int) -> Tensor:
-    """Two half circles that reach into each other."""
+    """Two interleaved half circles."""
     angle = math.pi * torch.rand(n)
     upper = torch.stack([angle.cos() - 0.5, angle.sin() - 0.25], -1)
     side = torch.where(torch.rand(n, 1) < 0.5, 1.0, -1.0)
@@ -50,7 +50,7 @@ def moons(n: int) -> Tensor:
 
 
 def spirals(n: int) -> Tensor:
-    """Two arms of one and a quarter turns each, denser in the middle."""
+    """Two arms of one and a quarter turns each, denser at the centre."""
     angle = 2.5 * math.pi * torch.rand(n, 1).sqrt()
     side = torch.where(torch.rand(n, 1) < 0.5, 1.0, -1.0)
     arm = torch.cat([-angle.cos(), angle.sin()], -1) * angle / 3.2
@@ -61,7 +61,7 @@ SHAPES: dict[str, Callable[[int], Tensor]] = {"pinwheel": pinwheel, "moons": moo
 
 
 def make_flow() -> CNF:
-    """The exact divergence costs two VJPs in the plane; for so small a network `Direct` is the quickest adjoint."""
+    """In the plane the exact divergence costs two VJPs. `Direct` is the fastest adjoint for so small a network."""
     return CNF(ConcatMLP(2, WIDTHS), trace="exact", rtol=RTOL, atol=ATOL, adjoint=sn.Direct())
 
 
@@ -85,7 +85,7 @@ def train(flow: CNF, draw_batch: Callable[[int], Tensor], iterations: int) -> No
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Noise on its way to the shape: `points[i]` and `densities[i]` at `times[i]`, from T down to 0."""
+    """The inverse flow from noise to the shape: `points[i]` and `densities[i]` at `times[i]`, from T down to 0."""
 
     times: Tensor
     points: Tensor
@@ -97,15 +97,15 @@ class Unrolled:
 def unroll(flow: CNF, slices: int = SLICES, points: int = POINTS, grid: int = GRID) -> Unrolled:
     times = torch.linspace(flow.t1, 0.0, slices)
     noise = torch.randn(points, 2)
-    moved = flow.solve(flow.field, noise, times).ys
-    smooth = torch.linspace(flow.t1, 0.0, 60)
-    lines = flow.solve(flow.field, noise[:LINES], smooth).ys
+    samples = flow.solve(flow.field, noise, times).ys
+    fine_times = torch.linspace(flow.t1, 0.0, 60)
+    lines = flow.solve(flow.field, noise[:LINES], fine_times).ys
     densities = torch.stack([density(flow, float(t), grid) for t in times])
-    return Unrolled(times, moved, densities, lines)
+    return Unrolled(times, samples, densities, lines)
 
 
 def density(flow: CNF, t: float, grid: int) -> Tensor:
-    """p(z(t)) on a grid over the square: what is left of the flow from t to T, on top of the base density."""
+    """The density of z(t) on a grid over the square, by the flow from t to T and the base density."""
     x = torch.linspace(-EDGE, EDGE, grid)
     z = torch.stack(torch.meshgrid(x, x, indexing="xy"), -1).view(-1, 2)
     if t < flow.t1:
@@ -123,7 +123,7 @@ GLOW = (NIGHT, "#2b1d5c", "#7a2a8c", "#d5486f", "#f9975c", "#fdeec1")
 
 
 def draw(unrolled: Unrolled, path: Path) -> None:
-    """Above, samples at a few times; below, the density at the same times; beside them, the paths of some samples."""
+    """Top: samples at a few times. Bottom: the density at the same times. Right: the trajectories of some samples."""
     import matplotlib.pyplot as plt
 
     slices, inch, head = len(unrolled.times), 1.7, 0.34
@@ -141,16 +141,16 @@ def draw(unrolled: Unrolled, path: Path) -> None:
             draw_density(bottom, unrolled.densities[i])
             frame(top)
             frame(bottom)
-        beside = figure.add_subplot(cells[:, slices:])
-        draw_paths(beside, unrolled.lines, hues)
-        beside.set_title("from noise to the shape")
-        frame(beside)
+        right = figure.add_subplot(cells[:, slices:])
+        draw_paths(right, unrolled.lines, hues)
+        right.set_title("from noise to the shape")
+        frame(right)
         save(figure, path, dpi=125, colours=256, dither=True)
         plt.close(figure)
 
 
 def colours(noise: Tensor) -> Tensor:
-    """A soft hue for the direction that a point comes from: neighbours in the noise stay recognisable."""
+    """A colour for each point by its direction in the noise, so that neighbours in the noise remain recognisable."""
     turns = torch.atan2(noise[:, 1], noise[:, 0])[:, None] + 2.0 * math.pi / 3.0 * torch.arange(3)
     return 0.64 + 0.36 * turns.cos()
 
@@ -160,12 +160,12 @@ def draw_density(axes: Any, values: Tensor) -> None:
 
     glow = LinearSegmentedColormap.from_list("glow", GLOW)
     square = (-EDGE, EDGE, -EDGE, EDGE)
-    # The root lets thin tails be seen beside the peaks.
+    # The square root makes thin tails visible next to the peaks.
     axes.imshow(values.sqrt().numpy(), extent=square, origin="lower", cmap=glow, vmin=0.0, interpolation="bicubic")
 
 
 def draw_paths(axes: Any, lines: Tensor, hues: Tensor) -> None:
-    """Each path brightens on its way from noise to the shape."""
+    """Each trajectory becomes more opaque from noise to the shape."""
     from matplotlib.collections import LineCollection
 
     pieces = torch.stack([lines[:-1], lines[1:]], 2)  # (times, lines, ends, 2)
@@ -181,27 +181,27 @@ def frame(axes: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a flow on a shape and draw noise turning into it.")
+    parser = argparse.ArgumentParser(description="Train a flow on a shape and plot how noise becomes the shape.")
     parser.add_argument("--shape", choices=SHAPES, default="pinwheel")
-    parser.add_argument("--image", type=Path, default=Path("out/demo/flow.png"), help="where the picture goes")
+    parser.add_argument("--image", type=Path, default=Path("out/demo/flow.png"), help="file of the plot")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=600)
     options = parser.parse_args()
     need("matplotlib")
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # so small a network gains nothing from more
+    torch.set_num_threads(1)  # more threads do not help so small a network
 
     flow = make_flow()
     train(flow, SHAPES[options.shape], options.iterations)
-    flow.options.update(rtol=1e-5, atol=1e-6)  # for the figures below
+    flow.options.update(rtol=1e-5, atol=1e-6)  # for the numbers and plots below
     unrolled = unroll(flow)
     area = (2.0 * EDGE / (GRID - 1)) ** 2
     with torch.no_grad():
         held_out = -float(flow.log_prob(SHAPES[options.shape](2000)).mean())
-    print(f"\nOn new points of the shape the loss is {held_out:.3f} nats")
-    print(f"The density over the square adds up to {float(unrolled.densities[-1].sum()) * area:.4f}")
+    print(f"\nLoss on new points of the shape: {held_out:.3f} nats")
+    print(f"Integral of the density over the square: {float(unrolled.densities[-1].sum()) * area:.4f}")
     draw(unrolled, options.image)
-    print(f"Picture: {options.image}")
+    print(f"Plot: {options.image}")
 
 
 if __name__ == "__main__":

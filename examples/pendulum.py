@@ -1,10 +1,10 @@
-"""Teach a Symplectic ODE-Net the double pendulum, let it swing the pendulum up, and draw how it does.
+"""Train a Symplectic ODE-Net on the double pendulum, use it to swing the pendulum up, and plot the motion.
 
-The network learns mass, potential and actuation by plain regression on true accelerations, which a simulator knows and
-an experiment would not tell. The papers train through solves instead, which needs observations alone and takes far
-longer. It is tested as in the papers: windows of 0.35 s are predicted, by solves, from their first points. What was
-learned gives a controller at once: cancel the potential, put it upside down, brake. It lifts the true pendulum from
-hanging at rest. Less than two minutes on two cores.
+The network learns mass matrix, potential and input matrix by regression on true accelerations, which a simulator
+provides but an experiment does not. The papers train through solves instead, which needs only observations and takes
+much longer. The test is that of the papers: solves predict windows of 0.35 s from their first points. The learned model
+gives a controller, which inverts the potential and damps the motion. It swings the true pendulum up from hanging at
+rest. It takes less than two minutes on two cores.
 
     python examples/pendulum.py [--image out/demo/pendulum.png] [--seed 0]
 """
@@ -26,54 +26,54 @@ from seminode_lab.figures.swing import Swing, swing_figure
 from seminode_lab.models import pendulum
 
 ITERATIONS, BATCH = 800, 64
-TRIALS = 20  # of each torque; three of them are for testing
+TRIALS = 20  # trials per torque; three of them are test data
 TOLERANCE = 1e-4
-BRAKE = 1.0  # per second
+DAMPING_RATE = 1.0  # per second
 
 
 @torch.no_grad()
 def window_error(model: SymplecticODENet, windows: Tensor) -> float:
-    """Mean squared error of windows (batch, times, 8) that are predicted from their first points."""
+    """Mean squared error of predictions of windows (batch, times, 8) from their first points."""
     ts = pendulum.DT * torch.arange(windows.shape[1])
     return float(functional.mse_loss(model(windows[:, 0], ts), windows.transpose(0, 1)))
 
 
 def learn(model: SymplecticODENet, seed: int) -> None:
     windows = pendulum.dataset(trials=TRIALS).test
-    print(f"Mean squared error of {len(windows)} windows of the data set that are predicted by solves:")
+    print(f"Mean squared error of the predictions of {len(windows)} windows of the data set by solves:")
     print(f"  untrained             {window_error(model, windows):.1e}", flush=True)
     start = time.perf_counter()
     pendulum.fit_accelerations(model.field, ITERATIONS, BATCH, seed=seed)
     seconds = time.perf_counter() - start
     print(f"  after the regression  {window_error(model, windows):.1e}", end="")
-    print(f"   {ITERATIONS} iterations in {seconds:.0f} s; {model.nfe} evaluations a solve", flush=True)
+    print(f"   {ITERATIONS} iterations in {seconds:.0f} s; {model.nfe} evaluations per solve", flush=True)
 
 
 def damping(model: SymplecticODENet) -> float:
-    """A brake in proportion to the mass, which is known up to a factor only: BRAKE·M₁₁ of the hanging pendulum."""
+    """DAMPING_RATE·M₁₁ at the hanging pendulum, because the learned mass is determined only up to a factor."""
     hanging = torch.tensor([1.0, 1.0, 0.0, 0.0])
     with torch.no_grad():
-        return BRAKE * float(torch.linalg.inv(model.field.inverse_mass_matrix(hanging))[0, 0])
+        return DAMPING_RATE * float(torch.linalg.inv(model.field.inverse_mass_matrix(hanging))[0, 0])
 
 
 def report(title: str, run: pendulum.Run) -> None:
     errors = (run.states[:, :2].cos() - torch.tensor([-1.0, 1.0])).abs()
-    late = (errors.amax(-1) > 0.01).nonzero().flatten().tolist()
+    unsettled = (errors.amax(-1) > 0.01).nonzero().flatten().tolist()
     first, second = errors[-1].tolist()
     print(f"{title}: |cos q1 + 1| = {first:.4f}, |cos q2 - 1| = {second:.4f} after {float(run.ts[-1]):.2f} s", end="; ")
-    settled = late[-1] + 1 if late else 0
+    settled = unsettled[-1] + 1 if unsettled else 0
     print(f"both below 0.01 from {float(run.ts[settled]):.2f} s on" if settled < len(errors) else "not settled")
     print("  largest torques: {:.1f}, {:.1f}".format(*run.torques.abs().amax(0).tolist()))
 
 
 def draw(run: pendulum.Run, path: Path) -> None:
-    """The pendulum at some moments with the way of its tip; below it angles, velocities and torques over time."""
+    """Top: the pendulum at some times and the path of its tip. Below: angles, velocities and torques over time."""
     save(swing_figure(Swing(*(part.numpy() for part in run))), path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learn the double pendulum and swing it up.")
-    parser.add_argument("--image", type=Path, default=Path("out/demo/pendulum.png"), help="where the picture goes")
+    parser.add_argument("--image", type=Path, default=Path("out/demo/pendulum.png"), help="file of the plot")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     need("matplotlib", "scipy")
@@ -81,12 +81,12 @@ def main() -> None:
 
     model = SymplecticODENet(rtol=TOLERANCE, atol=TOLERANCE)
     learn(model, options.seed)
-    print("\nThe true pendulum under control, from hanging at rest:")
+    print("\nClosed-loop control of the true pendulum, from hanging at rest:")
     report("published gains", pendulum.simulate(model.control))
     run = pendulum.simulate(partial(model.control, damping=damping(model)))
-    report("brake by the mass", run)
+    report("mass-scaled damping", run)
     draw(run, options.image)
-    print(f"Picture: {options.image}")
+    print(f"Plot: {options.image}")
 
 
 if __name__ == "__main__":

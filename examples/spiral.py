@@ -1,7 +1,7 @@
-"""Fit a neural ODE to noisy samples of a spiral, compare two ways to its gradient, and draw what was learned.
+"""Fit a neural ODE to noisy samples of a spiral, compare the gradients of two adjoints, and plot the learned field.
 
-The data are one trajectory of a damped oscillator with a stiffening spring. A small network learns its vector
-field from pieces of that trajectory, which get longer as the fit gets better. It takes less than a minute on one core.
+The data are one trajectory of a damped oscillator with a stiffening spring. A small network learns its vector field
+from segments of that trajectory, which become longer during the training. It takes less than a minute on one core.
 
     python examples/spiral.py [--image out/demo/spiral.png]
 """
@@ -23,8 +23,8 @@ import seminode as sn
 
 T1, SAMPLES, NOISE = 14.0, 141, 0.03
 ITERATIONS, LEARNING_RATE = 360, 0.02
-SHORTEST, APART = 10, 3  # the first pieces of the trajectory, in samples
-GROWING = 0.7  # the part of the training after which a piece is the whole trajectory
+SHORTEST, STRIDE = 10, 3  # initial length of a segment and distance between segments, in samples
+GROWTH = 0.7  # fraction of the training after which the segment is the whole trajectory
 RTOL, ATOL = 1e-4, 1e-6
 
 
@@ -62,9 +62,9 @@ class Data:
         noise[0] = 0.0  # the initial state is known
         return cls(ts, exact, exact + noise)
 
-    def pieces(self, length: int) -> tuple[Tensor, Tensor]:
-        """Times and samples of many pieces of the trajectory, side by side: one batch for one solve."""
-        starts = torch.arange(0, SAMPLES - length, APART)
+    def segments(self, length: int) -> tuple[Tensor, Tensor]:
+        """Times and samples of many segments of the trajectory, as one batch for one solve."""
+        starts = torch.arange(0, SAMPLES - length, STRIDE)
         within = torch.arange(length + 1)
         return self.ts[: length + 1], self.samples[within[:, None] + starts]
 
@@ -76,9 +76,9 @@ def train(field: NeuralField, data: Data) -> None:
     print("  ".join(columns))
     start = time.perf_counter()
     for i in range(1, ITERATIONS + 1):
-        grown = min(1.0, i / (GROWING * ITERATIONS))
-        length = round((1.0 - grown) * SHORTEST + grown * (SAMPLES - 1))
-        ts, target = data.pieces(length)
+        fraction = min(1.0, i / (GROWTH * ITERATIONS))
+        length = round((1.0 - fraction) * SHORTEST + fraction * (SAMPLES - 1))
+        ts, target = data.segments(length)
         sol = sn.solve(field, target[0], ts, rtol=RTOL, atol=ATOL)  # Replay() is the default adjoint
         loss = (sol.ys - target).square().mean()
         optimiser.zero_grad()
@@ -86,15 +86,15 @@ def train(field: NeuralField, data: Data) -> None:
         optimiser.step()
         schedule.step()
         if i == 1 or i % 40 == 0:
-            stats, back = sol.stats, sol.stats.backward
-            assert back is not None
+            stats, backward = sol.stats, sol.stats.backward
+            assert backward is not None
             cells = (i, f"{float(ts[-1]):.1f}", f"{loss.item():.5f}", stats.nfe, stats.accepted, stats.rejected)
-            cells = (*cells, back.nfe, f"{time.perf_counter() - start:.1f}")
+            cells = (*cells, backward.nfe, f"{time.perf_counter() - start:.1f}")
             print("  ".join(f"{cell:>{len(name)}}" for cell, name in zip(cells, columns, strict=True)), flush=True)
 
 
 def gradient(field: NeuralField, data: Data, adjoint: Any) -> tuple[Tensor, sn.Stats]:
-    """The gradient of the error of the whole trajectory, all parameters as one vector."""
+    """The gradient of the loss over the whole trajectory with respect to all parameters, as one vector."""
     sol = sn.solve(field, data.exact[0], data.ts, adjoint=adjoint, rtol=RTOL, atol=ATOL)
     loss = (sol.ys - data.samples).square().mean()
     grads = torch.autograd.grad(loss, list(field.parameters()))
@@ -105,16 +105,16 @@ def compare_adjoints(field: NeuralField, data: Data) -> None:
     direct, _ = gradient(field, data, sn.Direct())
     replay, stats = gradient(field, data, sn.Replay())
     difference = float((direct - replay).norm() / direct.norm())
-    print(f"\nThe gradient over the whole trajectory, Direct against Replay: relative difference {difference:.1e}")
+    print(f"\nRelative difference of the gradients of Direct and Replay over the whole trajectory: {difference:.1e}")
     print(f"Replay: {stats}")
 
 
-EDGE = 2.4  # of the part of the plane that is drawn
+EDGE = 2.4  # half the side of the plotted square
 
 
 @torch.no_grad()
 def draw(field: NeuralField, data: Data, sol: sn.Solution, path: Path) -> None:
-    """The learned field with its trajectory; beside it the same against time, with the solver's steps below."""
+    """Left: the learned field and its trajectory. Right: the state and the step sizes of the solver over time."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):
@@ -131,7 +131,7 @@ def draw(field: NeuralField, data: Data, sol: sn.Solution, path: Path) -> None:
 
 
 def draw_field(axes: Any, field: NeuralField) -> None:
-    """Streamlines over tints of the speed."""
+    """Streamlines, with the speed as the background colour."""
     x = torch.linspace(-EDGE, EDGE, 80, dtype=torch.float64)
     slopes = field(torch.tensor(0.0), torch.stack(torch.meshgrid(x, x, indexing="xy"), -1))
     speed = slopes.norm(dim=-1).log1p().numpy()
@@ -191,12 +191,12 @@ def draw_steps(axes: Any, sol: sn.Solution) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fit a neural ODE to a spiral and draw it.")
-    parser.add_argument("--image", type=Path, default=Path("out/demo/spiral.png"), help="where the picture goes")
+    parser = argparse.ArgumentParser(description="Fit a neural ODE to a spiral and plot it.")
+    parser.add_argument("--image", type=Path, default=Path("out/demo/spiral.png"), help="file of the plot")
     path: Path = parser.parse_args().image
     need("matplotlib")
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # so small a network gains nothing from more
+    torch.set_num_threads(1)  # more threads do not help so small a network
 
     data = Data.make()
     field = NeuralField().double()
@@ -207,10 +207,10 @@ def main() -> None:
         sol = sn.solve(field, data.exact[0], data.ts, dense=True, record=True, rtol=RTOL, atol=ATOL)
     loss = float((sol.ys - data.samples).square().mean())
     error = math.sqrt(float((sol.ys - data.exact).square().mean()))
-    print(f"\nFinal loss over the whole trajectory {loss:.5f}; the noise alone would leave {NOISE**2:.5f}")
-    print(f"Distance from the noiseless trajectory {error:.3f} (root mean square); {sol.stats}")
+    print(f"\nFinal loss over the whole trajectory: {loss:.5f}; variance of the noise: {NOISE**2:.5f}")
+    print(f"RMS distance from the noiseless trajectory: {error:.3f}; {sol.stats}")
     draw(field, data, sol, path)
-    print(f"Picture: {path}")
+    print(f"Plot: {path}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Tell nine speakers apart by how they say /ae/: a neural CDE on series of 7 to 29 points, all in one batch.
+"""Identify nine speakers by the vowel /ae/ with a neural CDE, on series of 7 to 29 points in one batch.
 
-The Japanese Vowels data ship with the package. A piecewise linear path through each series drives the equation; what
-comes after the end of a series is not looked at. The output is read while the speaker is still speaking, too. It takes
-about a minute on one core.
+The Japanese Vowels data are part of the package. A piecewise linear path through each series drives the equation;
+padding after the end of a series is ignored. The plot shows the output over time, not only at the end of a series. It
+takes about a minute on one core.
 
     python examples/vowels.py [--image out/demo/vowels.png] [--iterations 140] [--seed 0]
 """
@@ -27,12 +27,12 @@ SPEAKERS = ["#17607c", "#e4572e", "#f2a541", "#6a994e", "#8e5ea2", "#3cb4c9", "#
 
 
 def build() -> NeuralCDE:
-    field = MatrixField(hidden=32, channels=13, width=48, layers=2)  # 12 coefficients, and time
+    field = MatrixField(hidden=32, channels=13, width=48, layers=2)  # 12 coefficients and the time
     return NeuralCDE(channels=12, hidden=32, outputs=9, field=field, path="linear", rtol=1e-2, atol=1e-3)
 
 
 def cut(data: SeriesSet, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Some of the series, no longer than the longest of them, and their lengths."""
+    """The series of some rows, cut to the longest of them, and their lengths."""
     lengths = data.lengths[rows]
     return data.x[rows, : int(lengths.max())], lengths
 
@@ -55,9 +55,9 @@ def train(model: NeuralCDE, data: SeriesSet, test: SeriesSet, iterations: int) -
         losses.append(loss.item())
         if i % 20 == 0 or i == iterations:
             counts = f"{model.nfe:>5} {model.backward_nfe:>14}"
-            right = float((predict(model, test) == test.labels).double().mean())
+            accuracy = float((predict(model, test) == test.labels).double().mean())
             seconds = time.perf_counter() - begin
-            print(f"{i:>9} {losses[-1]:>8.4f} {right:>15.1%} {counts} {seconds:>9.1f}", flush=True)
+            print(f"{i:>9} {losses[-1]:>8.4f} {accuracy:>15.1%} {counts} {seconds:>9.1f}", flush=True)
     return losses
 
 
@@ -68,7 +68,7 @@ def predict(model: NeuralCDE, data: SeriesSet) -> Tensor:
 
 @torch.no_grad()
 def hidden_states(model: NeuralCDE, data: SeriesSet) -> Tensor:
-    """z of every series at its end, in the two directions along which the speakers differ most."""
+    """z at the end of every series, projected on the two directions along which the class means vary most."""
     readout, model.readout = model.readout, None
     try:
         z = model(data.x, lengths=data.lengths)
@@ -80,7 +80,7 @@ def hidden_states(model: NeuralCDE, data: SeriesSet) -> Tensor:
 
 
 def draw(model: NeuralCDE, test: SeriesSet, losses: list[float], path: Path) -> None:
-    """Utterances with the probability of each speaker while they last; all hidden states; who is taken for whom."""
+    """Utterances with the probability of each speaker over time, hidden states, training loss, confusion matrix."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):
@@ -89,7 +89,7 @@ def draw(model: NeuralCDE, test: SeriesSet, losses: list[float], path: Path) -> 
         longest = [int(rows[test.lengths[rows].argmax()]) for rows in speakers(test)]
         for column, row in enumerate((longest[0], longest[3], longest[7])):
             draw_series(figure.add_subplot(grid[0, column]), test, row, column == 0)
-            draw_verdict(figure.add_subplot(grid[1, column]), model, test, row, column == 0)
+            draw_probabilities(figure.add_subplot(grid[1, column]), model, test, row, column == 0)
         draw_states(figure.add_subplot(grid[:2, 3]), model, test)
         draw_loss(figure.add_subplot(grid[2, :2]), losses)
         draw_confusion(figure.add_subplot(grid[2, 2:]), model, test)
@@ -112,11 +112,11 @@ def draw_series(axes: Any, data: SeriesSet, row: int, first: bool) -> None:
 
 
 @torch.no_grad()
-def draw_verdict(axes: Any, model: NeuralCDE, data: SeriesSet, row: int, first: bool) -> None:
+def draw_probabilities(axes: Any, model: NeuralCDE, data: SeriesSet, row: int, first: bool) -> None:
     n = int(data.lengths[row])
     ts = torch.linspace(0.0, n - 1.0, 200)
-    shares = model(data.x[row : row + 1, :n], ts=ts)[:, 0].softmax(-1)
-    axes.stackplot(ts.numpy(), shares.T.numpy(), colors=SPEAKERS, linewidth=0)
+    probabilities = model(data.x[row : row + 1, :n], ts=ts)[:, 0].softmax(-1)
+    axes.stackplot(ts.numpy(), probabilities.T.numpy(), colors=SPEAKERS, linewidth=0)
     axes.set(xlim=(0, n - 1), ylim=(0, 1), xlabel="t", yticks=(0, 1))
     if first:
         axes.set_ylabel("probability of\neach speaker")
@@ -140,10 +140,10 @@ def draw_loss(axes: Any, losses: list[float]) -> None:
 
 
 def draw_confusion(axes: Any, model: NeuralCDE, data: SeriesSet) -> None:
-    found = predict(model, data)
+    predicted = predict(model, data)
     table = torch.zeros(data.classes, data.classes)
     for k, rows in enumerate(speakers(data)):
-        table[k] = found[rows].bincount(minlength=data.classes) / len(rows)
+        table[k] = predicted[rows].bincount(minlength=data.classes) / len(rows)
     axes.imshow(table, cmap="Blues", vmin=0, vmax=1.2, aspect="auto")
     for i in range(data.classes):
         for j in range(data.classes):
@@ -152,19 +152,19 @@ def draw_confusion(axes: Any, model: NeuralCDE, data: SeriesSet) -> None:
                 axes.text(j, i, f"{100 * table[i, j]:.0f}", color=colour, fontsize=7, ha="center", va="center")
     numbers = [str(k + 1) for k in range(data.classes)]
     axes.set(xticks=range(9), xticklabels=numbers, yticks=range(9), yticklabels=numbers)
-    axes.set(xlabel="taken for speaker", ylabel="speaker")
-    axes.set_title(f"test accuracy {float((found == data.labels).double().mean()):.1%} (rows in %)")
+    axes.set(xlabel="predicted speaker", ylabel="speaker")
+    axes.set_title(f"test accuracy {float((predicted == data.labels).double().mean()):.1%} (rows in %)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Classify series of different lengths with a neural CDE, and draw it.")
-    parser.add_argument("--image", type=Path, default=Path("out/demo/vowels.png"), help="where the picture goes")
+    parser = argparse.ArgumentParser(description="Classify series of different lengths with a neural CDE.")
+    parser.add_argument("--image", type=Path, default=Path("out/demo/vowels.png"), help="file of the plot")
     parser.add_argument("--iterations", type=int, default=140)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     need("matplotlib")
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # so small a network gains nothing from more
+    torch.set_num_threads(1)  # more threads do not help so small a network
 
     data, test = japanese_vowels()
     statistics = data.statistics()
@@ -172,7 +172,7 @@ def main() -> None:
     model = build()
     losses = train(model, data, test, options.iterations)
     draw(model, test, losses, options.image)
-    print(f"Picture: {options.image}")
+    print(f"Plot: {options.image}")
 
 
 if __name__ == "__main__":

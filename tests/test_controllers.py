@@ -1,4 +1,4 @@
-"""Step-size control, against a transcription of its rules and against torchdiffeq."""
+"""Step-size control, compared with the published formulas and with torchdiffeq."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import seminode as sn
 from seminode._stepping.schedule import Pace, neighbours
+from seminode.controllers import PIDPreset
 
 
 def field(t: Tensor, y: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ Y0 = torch.tensor([1.2, 0.0], dtype=torch.float64)
 
 
 def published(rtol: float, atol: float, end: float) -> tuple[list[float], int]:
-    """The accepted steps and the rejections of the elementary controller, written out in full with dopri5 by hand."""
+    """Accepted steps and number of rejections of the elementary controller with dopri5, in a plain loop."""
     a = [
         [],
         [1 / 5],
@@ -80,7 +81,7 @@ def test_integral_controller_is_the_published_one(rtol: float) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_same_steps_as_torchdiffeq(seed: int) -> None:
-    """Same NFE but for the last step, which torchdiffeq lets run past the end."""
+    """The same NFE up to the last step, which torchdiffeq does not shorten to the end of the interval."""
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     y0 = torch.randn(4, 6, generator=generator, dtype=torch.float64)
@@ -97,12 +98,12 @@ def test_same_steps_as_torchdiffeq(seed: int) -> None:
         calls.clear()
         theirs_ys: Any = torchdiffeq.odeint(random_field, y0, ts, rtol=1e-5, atol=1e-7)
     assert ours == sol.stats.nfe
-    assert abs(len(calls) - ours) <= 6  # a last step that is cut short may pass where the long one fails
+    assert abs(len(calls) - ours) <= 6  # a shortened last step may be accepted where the long one is rejected
     assert torch.allclose(sol.ys[-1], theirs_ys[-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("preset", sn.PID.PRESETS)
-def test_presets_solve_and_differ(preset: str) -> None:
+def test_presets_solve_and_differ(preset: PIDPreset) -> None:
     sol = sn.solve(field, Y0, [0.0, 6.0], rtol=1e-6, atol=1e-8, controller=sn.PID.preset(preset), record=True)
     plain = sn.solve(field, Y0, [0.0, 6.0], rtol=1e-6, atol=1e-8, record=True)
     tight = sn.solve(field, Y0, [0.0, 6.0], rtol=1e-11, atol=1e-12)
@@ -113,19 +114,42 @@ def test_presets_solve_and_differ(preset: str) -> None:
     assert sol.stats.rejected <= plain.stats.rejected
 
 
-def test_coefficients_of_the_presets() -> None:
-    """Söderlind's table: the exponents (β1, β2, β3) of the error ratios."""
-    betas = {}
-    for name, (p, i, d) in sn.PID.PRESETS.items():
-        betas[name] = (p + i + d, -(p + 2 * d), d)
-    assert betas["H211PI"] == pytest.approx((1 / 6, 1 / 6, 0))
-    assert betas["H312PID"] == pytest.approx((1 / 18, 1 / 9, 1 / 18))
-    assert betas["PI33"] == pytest.approx((2 / 3, -1 / 3, 0))
-    assert betas["PI34"] == pytest.approx((0.7, -0.4, 0))
-    assert betas["PI42"] == pytest.approx((0.6, -0.2, 0))
+#: The published exponents (β₁, β₂, β₃) of the error ratios rₙ, rₙ₋₁, rₙ₋₂.
+BETAS: dict[PIDPreset, tuple[float, float, float]] = {
+    "H211PI": (1 / 6, 1 / 6, 0.0),
+    "H312PID": (1 / 18, 1 / 9, 1 / 18),
+    "PI33": (2 / 3, -1 / 3, 0.0),
+    "PI34": (0.7, -0.4, 0.0),
+    "PI42": (0.6, -0.2, 0.0),
+}
 
 
-def test_pid_with_only_an_integral_part_is_integral_without_its_floor() -> None:
+@pytest.mark.parametrize("order", [3, 5])
+@pytest.mark.parametrize("preset", sn.PID.PRESETS)
+def test_presets_have_the_published_exponents(preset: PIDPreset, order: int) -> None:
+    """dt ← dt · 0.9 · rₙ^(−β₁/k) · rₙ₋₁^(−β₂/k) · rₙ₋₂^(−β₃/k), where all ratios but one are 1."""
+    for i, beta in enumerate(BETAS[preset]):
+        ratio, *history = (0.5 if j == i else 1.0 for j in range(3))
+        verdict = sn.PID.preset(preset).judge(0.1, 0.1, ratio, order, tuple(history))
+        assert verdict.accept
+        assert verdict.proposal == pytest.approx(0.1 * 0.9 * 0.5 ** (-beta / order), rel=1e-12)
+
+
+def test_pid_uses_the_last_three_error_ratios() -> None:
+    """p = 1, i = 2, d = 3 and k = 1 give β = (6, −7, 3), and powers of 2 as error ratios give proposals by hand."""
+    pid = sn.PID(pcoeff=1.0, icoeff=2.0, dcoeff=3.0)
+    _, history = pid.first()
+    proposals = []
+    for ratio in (1 / 8, 1 / 4, 1 / 2):
+        verdict = pid.judge(0.1, 0.1, ratio, 1, history)
+        proposals.append(verdict.proposal)
+        history = verdict.history
+    assert history == (1 / 2, 1 / 4)
+    # 8⁶ is above factor_max = 10; 4⁶/8⁷ = 2⁻⁹ is below factor_min = 0.2; 0.9 · 2⁶/4⁷ · 8³ = 0.9 · 2.
+    assert proposals == pytest.approx([0.1 * 10.0, 0.1 * 0.2, 0.1 * 1.8], rel=1e-12)
+
+
+def test_pid_with_only_an_integral_part_is_integral_without_its_lower_bound() -> None:
     pid, integral = sn.PID(pcoeff=0.0, icoeff=1.0), sn.Integral()
     for ratio in (1e-4, 0.3, 0.5):
         assert pid.judge(0.1, 0.1, ratio, 5, (1.0, 1.0)).proposal == pytest.approx(
@@ -146,7 +170,7 @@ def test_verdicts_stay_inside_their_limits(ratio: float, dt: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [math.nan, math.inf])
-def test_what_is_not_finite_is_rejected(ratio: float) -> None:
+def test_a_ratio_that_is_not_finite_is_rejected(ratio: float) -> None:
     assert sn.Integral().judge(1.0, 1.0, ratio, 5, (1.0, 1.0)) == (False, 0.2, (1.0, 1.0))
 
 
@@ -164,7 +188,7 @@ def test_bounds_on_the_step() -> None:
 
 @pytest.mark.parametrize("controller", [sn.Integral(step_to=(0.3, 1.1)), sn.FixedStep(0.2, step_to=(0.3, 1.1))])
 def test_step_to_times(controller: Any) -> None:
-    """Steps end there, with no further evaluation."""
+    """Steps end on these times without extra evaluations."""
     options: dict[str, Any] = {"rtol": 1e-3} if controller.adaptive else {}
     sol = sn.solve(field, Y0, [0.0, 2.0], controller=controller, record=True, **options)
     assert sol.record is not None
@@ -175,7 +199,7 @@ def test_step_to_times(controller: Any) -> None:
     assert sol.stats.nfe == probe + 6 * (sol.stats.accepted + sol.stats.rejected)
 
 
-def test_fixed_steps_land_on_the_end_without_slivers() -> None:
+def test_fixed_steps_reach_the_end_without_a_tiny_last_step() -> None:
     for end, dt, n in ((1.0, 0.1, 10), (0.3, 0.1, 3), (1.0, 0.3, 4), (1e4, 0.1, 100_000)):
         pace = Pace(sn.FixedStep(dt), 5, [0.0, end], [], torch.float64)
         count = 0
@@ -206,6 +230,6 @@ def test_neighbours(t: float) -> None:
 
 @pytest.mark.parametrize("n", [7, 18, 24, 49, 93])
 @pytest.mark.parametrize("ts", [(0.0, 1.0), (1.0, 0.0), (-1.0, 0.0), (0.0, -1.0)])
-def test_as_many_steps_as_were_asked_for(n, ts):
+def test_fixed_steps_of_one_nth_take_n_steps(n, ts):
     sol = sn.solve(lambda t, y: -y, torch.ones(1), ts, solver="euler", controller=sn.FixedStep(1 / n))
     assert sol.stats.accepted == n

@@ -1,4 +1,4 @@
-"""Norms against values worked out by hand."""
+"""Norms, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_value(norm, y, expected):
 
 
 @pytest.mark.parametrize("name", norms.FORWARD)
-def test_a_nan_is_not_lost(name):
+def test_nan_propagates(name):
     norm = norms.FORWARD[name]
     assert math.isnan(norm(vector(1.0, NAN)))
     assert math.isnan(norm((vector(1.0), vector(NAN, 0.0))))
@@ -67,7 +67,7 @@ def test_a_nan_is_not_lost(name):
 
 @pytest.mark.parametrize("name", norms.FORWARD)
 @pytest.mark.parametrize("leaves", [(EMPTY, *PAIR), (PAIR[0], EMPTY, PAIR[1]), (*PAIR, EMPTY, EMPTY)])
-def test_empty_leaves_count_for_nothing(name, leaves):
+def test_empty_leaves_are_ignored(name, leaves):
     norm = norms.FORWARD[name]
     assert float(norm(leaves)) == float(norm(PAIR))
 
@@ -99,7 +99,7 @@ STATE = AdjointState(
         ("mixed", {"z": vector(50.0, 50.0)}, 50.0),
         ("mixed", {"a_z": (vector(1.0), vector(60.0))}, 60.0),
         ("mixed", {"a_t": vector(0.0), "a_params": ()}, 5.0),
-        # One tensor of a parameter at a time: the 20 counts in full.
+        # Each parameter tensor by itself: sqrt(400 / 1) = 20.
         ("mixed_per_tensor", {}, 20.0),
         ("mixed_per_tensor", {"a_params": (vector(0.0),)}, 10.0),
         ("mixed_per_tensor", {"a_t": vector(0.0), "a_params": ()}, 5.0),
@@ -138,10 +138,10 @@ def test_a_seminorm_reads_state_and_adjoint(name, segment):
 @pytest.mark.parametrize("name", norms.BACKWARD)
 @pytest.mark.parametrize("empty", [(), [], EMPTY, (EMPTY,), {"w": EMPTY}], ids=repr)
 @pytest.mark.parametrize("segment", ["a_t", "a_params"])
-def test_a_segment_without_entries_counts_for_nothing(name, segment, empty):
+def test_a_segment_without_entries_is_ignored(name, segment, empty):
     norm = norms.BACKWARD[name]
-    nothing = STATE._replace(**{segment: vector(0.0)})
-    assert float(norm(STATE._replace(**{segment: empty}))) == pytest.approx(float(norm(nothing)))
+    zero = STATE._replace(**{segment: vector(0.0)})
+    assert float(norm(STATE._replace(**{segment: empty}))) == pytest.approx(float(norm(zero)))
 
 
 @pytest.mark.parametrize("name", ["seminorm", "seminorm_rms"])
@@ -152,12 +152,12 @@ def test_a_seminorm_refuses_other_states(name, y):
 
 
 @pytest.mark.parametrize("name", ["mixed", "mixed_per_tensor"])
-def test_mixed_norms_are_the_same_on_an_ordinary_state(name):
+def test_mixed_norms_agree_on_an_ordinary_state(name):
     four = (vector(1.0), vector(2.0), vector(3.0), (vector(20.0), vector(0.0, 0.0, 0.0)))
     assert float(norms.BACKWARD[name](four)) == 20.0
 
 
-# The size of an error relative to the tolerances.
+# The norm of an error relative to the tolerances.
 
 
 def error_norm(y: Any, rtol: Any, atol: Any, norm: norms.Norm = norms.max) -> ErrorNorm:
@@ -175,7 +175,7 @@ def test_allowed_error():
 def test_size_and_ratio():
     error = error_norm(vector(0.0, 0.0), 0.1, 0.5)
     assert float(error.size(vector(1.4, 1.5), vector(-2.0, 10.0))) == pytest.approx(2.0)
-    # The larger of |y0| and |y1| counts, entry by entry.
+    # Each entry uses the larger of |y0| and |y1|.
     ratio = error.ratio(vector(-1.4, 3.0), vector(2.0, 0.0), vector(1.0, -10.0))
     assert float(ratio) == pytest.approx(2.0)
 
@@ -194,17 +194,17 @@ def test_a_zero_that_stays_zero_has_no_error(dtype):
     assert float(error_norm(zero, 1e-3, 0.0).ratio(zero, zero, zero)) == 0.0
 
 
-def test_the_norm_gets_the_structure_of_the_state():
-    seen = []
+def test_the_norm_receives_the_structure_of_the_state():
+    received = []
 
     def norm(ratio):
-        seen.append(ratio)
+        received.append(ratio)
         return norms.rms(ratio)
 
     y = {"q": vector(1.0, 2.0), "p": (torch.ones(2, 2, dtype=torch.float64),)}
     error = error_norm(y, 0.0, 2.0, norm)
     error.size(vector(2.0, 4.0, 6.0, 8.0, 10.0, 12.0), torch.zeros(6, dtype=torch.float64))
-    (ratio,) = seen
+    (ratio,) = received
     assert list(ratio) == ["q", "p"]
     assert ratio["q"].tolist() == [1.0, 2.0]
     assert ratio["p"][0].tolist() == [[3.0, 4.0], [5.0, 6.0]]
@@ -224,7 +224,7 @@ def test_worst_leaf():
     [(0.5, "float"), (None, "NoneType"), (torch.ones(2), r"\(2,\)"), (torch.ones(0), r"\(0,\)")],
     ids=repr,
 )
-def test_a_norm_that_returns_something_else_is_refused(value, found):
+def test_a_norm_must_return_a_0d_tensor(value, found):
     def norm(_: Any) -> Any:
         return value
 

@@ -1,4 +1,7 @@
-"""Step-size control: accept or reject, the next step, the first step. All of it in host floats, float64."""
+"""Step-size control: whether to accept a step, how long the next one is, and how long the first one is.
+
+All numbers are Python floats (float64), for every dtype of the state.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -16,12 +19,24 @@ from .solution import Record
 
 History = tuple[float, ...]
 
-#: A step that is cut by more than this to land somewhere is not used to predict the next one.
-SLIVER = 20.0
+#: What an adaptive controller does when a step of length `dt_min` fails the error test.
+AtDtMin = Literal["raise", "accept"]
+
+#: Names of the presets of `PID`.
+PIDPreset = Literal["PI33", "PI34", "PI42", "H211PI", "H312PID"]
+
+#: The error of a step that was shortened by more than this factor does not predict the next step.
+MAX_SHORTENING = 20.0
 
 
 class Verdict(NamedTuple):
-    """What a controller says about a step: keep it or not, how long the next one may be, what to remember."""
+    """A controller's decision about a step.
+
+    Attributes:
+        accept: whether the step is accepted.
+        proposal: length of the next step.
+        history: passed to the next call of `judge`; for adaptive controllers the latest error ratios.
+    """
 
     accept: bool
     proposal: float
@@ -29,16 +44,17 @@ class Verdict(NamedTuple):
 
 
 class Controller(ABC):
-    """Chooses step sizes. A controller is configuration only; what it must remember travels as `history`.
+    """Chooses step sizes. A controller holds configuration only; its state is passed around as `history`.
 
-    To write one, provide:
+    A subclass provides:
 
     1. `adaptive`: whether it needs an error estimate;
-    2. `first()`: the first step, `None` to have it selected from the problem, and the first history;
-    3. `judge(dt, proposal, ratio, order, history)`: a `Verdict` on a step of length `dt`, which is shorter than
-       what was proposed if the step had to land somewhere;
-    4. `step_to`: times that steps must end on;
-    5. `dt_min`: the smallest step that may be proposed, `dt_max` the longest.
+    2. `first()`: the first step and the first history; `None` as the step selects it from the problem;
+    3. `judge(dt, proposal, ratio, order, history)`: a `Verdict` on a step of length `dt`. `dt` is shorter than
+       `proposal` if the step was shortened to end on a jump, on a time of `step_to` or on the last output time. `ratio`
+       is the norm of the error relative to the tolerance and `order` the order of the error estimate;
+    4. `step_to`: times at which steps must end;
+    5. `dt_min`, `dt_max`: bounds on the proposed step.
     """
 
     adaptive: ClassVar[bool]
@@ -55,15 +71,16 @@ class Controller(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Controller):
-    """What controllers that react to the error have in common.
+    """Base class of the controllers that adapt the step to the error.
 
     Arguments:
-        safety: the factor on every predicted step.
-        factor_min, factor_max: by how much a step may shrink or grow at once.
-        dt0: the first step; selected from the problem if `None`.
-        dt_min, dt_max: bounds on the step; what must land may always be shorter.
-        at_dt_min: `"raise"` or, to carry on at any error, `"accept"`.
-        step_to: times that steps must end on.
+        safety: factor on every predicted step, at most 1.
+        factor_min, factor_max: bounds on the ratio of a step to the one before it.
+        dt0: the first step; `None` selects it from the problem.
+        dt_min, dt_max: bounds on the step. A step that must end on a given time may always be shorter.
+        at_dt_min: what happens when a step of length `dt_min` fails the error test: `"raise"` an error, or
+            `"accept"` the step.
+        step_to: times at which steps must end.
     """
 
     adaptive: ClassVar[bool] = True
@@ -74,7 +91,7 @@ class Adaptive(Controller):
     dt0: float | None = None
     dt_min: float = 0.0
     dt_max: float = math.inf
-    at_dt_min: str = "raise"
+    at_dt_min: AtDtMin = "raise"
     step_to: Sequence[float] = ()
 
     def __post_init__(self) -> None:
@@ -95,7 +112,7 @@ class Adaptive(Controller):
             raise ValueError(
                 f"dt0: expected between dt_min = {self.dt_min} and dt_max = {self.dt_max}, found {self.dt0}"
             )
-        if self.at_dt_min not in ("raise", "accept"):
+        if self.at_dt_min not in get_args(AtDtMin):
             raise ValueError(f"at_dt_min: expected 'raise' or 'accept', found {self.at_dt_min!r}")
         if self.at_dt_min == "accept" and self.dt_min == 0.0:
             raise ValueError("at_dt_min: 'accept' does nothing without a dt_min")
@@ -103,22 +120,22 @@ class Adaptive(Controller):
 
     @abstractmethod
     def growth(self, ratio: float, order: int, history: History) -> float:
-        """By how much to multiply an accepted step, before the limits."""
+        """The factor from an accepted step to the next one, before `factor_max` and `dt_max` limit it."""
 
     def first(self) -> tuple[float | None, History]:
         return (None if self.dt0 is None else self._clip(self.dt0)), (1.0, 1.0)
 
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
-        if not math.isfinite(ratio):
-            return Verdict(False, dt * self.factor_min, history)  # never forced, however small
+        if not math.isfinite(ratio):  # rejected even with at_dt_min="accept"
+            return Verdict(False, dt * self.factor_min, history)
         forced = self.at_dt_min == "accept" and min(dt, proposal) <= self.dt_min
         if ratio > 1.0 and not forced:
             factor = max(self.factor_min, self.safety * ratio ** (-1.0 / order))
             return Verdict(False, self._clip(dt * min(factor, 1.0)), history)
-        if proposal > SLIVER * dt:
-            # Cut to a sliver to land somewhere: its error is rounding, and says nothing about a full step.
+        if proposal > MAX_SHORTENING * dt:
+            # The error of so short a step is mostly rounding and does not predict that of a full one.
             return Verdict(True, self._clip(proposal), history)
-        # A step cut short may grow back at once to what had been proposed, if its error allows.
+        # A shortened step may grow back to its proposal at once, if its error allows.
         limit = max(self.factor_max, proposal / dt)
         factor = limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
         return Verdict(True, self._clip(dt * factor), (ratio, *history[:-1]))
@@ -131,8 +148,8 @@ class Adaptive(Controller):
 class Integral(Adaptive):
     """The elementary controller, dt ← dt · min(10, max(0.9·r^(−1/k), φ)): the default.
 
-    r is the error ratio and k the order of the error estimate; φ = 1 for r < 1 (an accepted step never shrinks the
-    next) and `factor_min` otherwise. This is what the seminorm paper and torchdiffeq use.
+    r is the error ratio and k the order of the error estimate; φ = 1 for r < 1 (after an accepted step the next one is
+    never shorter) and φ = `factor_min` otherwise. Kidger, Chen and Lyons (2021) and torchdiffeq use this controller.
     """
 
     def growth(self, ratio: float, order: int, history: History) -> float:
@@ -142,13 +159,18 @@ class Integral(Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class PID(Adaptive):
-    """Proportional–integral–derivative control: reacts to the trend of the error, not only to its size.
+    """Proportional–integral–derivative control: the next step depends on the last three error ratios.
 
         dt ← dt · 0.9 · rₙ^(−β₁/k) · rₙ₋₁^(−β₂/k) · rₙ₋₂^(−β₃/k)
 
-    β₁ = p + i + d, β₂ = −(p + 2d), β₃ = d. A rejected step shrinks by the integral rule. Smoother step
-    sequences and fewer rejections on problems of limited stability; see Söderlind, *Digital filters in adaptive
-    time-stepping* (2003).
+    with β₁ = p + i + d, β₂ = −(p + 2d), β₃ = d. A rejected step shrinks by the integral rule. Where stability limits
+    the step, PID control gives smoother step sequences and fewer rejections than `Integral`. Söderlind, *Digital
+    filters in adaptive time-stepping* (2003).
+
+    Arguments:
+        pcoeff, icoeff, dcoeff: the coefficients p, i and d.
+
+    The other arguments are those of [`Adaptive`][seminode.controllers.Adaptive].
 
     >>> PID.preset("PI42")
     PID(pcoeff=0.2, icoeff=0.4, dcoeff=0)
@@ -158,8 +180,8 @@ class PID(Adaptive):
     icoeff: float = 0.3
     dcoeff: float = 0.0
 
-    #: (p, i, d) by the usual names.
-    PRESETS: ClassVar[dict[str, tuple[float, float, float]]] = {
+    #: (p, i, d) by name.
+    PRESETS: ClassVar[dict[PIDPreset, tuple[float, float, float]]] = {
         "PI33": (1 / 3, 1 / 3, 0.0),
         "PI34": (0.4, 0.3, 0.0),
         "PI42": (0.2, 0.4, 0.0),
@@ -174,17 +196,20 @@ class PID(Adaptive):
                 raise ValueError(f"{name}: expected a finite number, found {getattr(self, name)}")
 
     @classmethod
-    def preset(cls, name: str, **options: float) -> PID:
-        """A controller by name: PI33, PI34, PI42 (Hairer–Wanner, Gustafsson), H211PI, H312PID (Söderlind)."""
+    def preset(cls, name: PIDPreset, **options: Any) -> PID:
+        """A controller by name: PI33, PI34, PI42 (Hairer–Wanner, Gustafsson), H211PI, H312PID (Söderlind).
+
+        `options` are those of [`Adaptive`][seminode.controllers.Adaptive].
+        """
         if name not in cls.PRESETS:
             raise ValueError(f"name: expected one of {', '.join(cls.PRESETS)}, found {name!r}")
         p, i, d = cls.PRESETS[name]
-        return cls(pcoeff=p, icoeff=i, dcoeff=d, **options)  # type: ignore[arg-type]
+        return cls(pcoeff=p, icoeff=i, dcoeff=d, **options)
 
     def growth(self, ratio: float, order: int, history: History) -> float:
         p, i, d = self.pcoeff, self.icoeff, self.dcoeff
         betas = (p + i + d, -(p + 2 * d), d)
-        # A step with almost no error says nothing about the trend: keep it from dominating the product.
+        # A step with almost no error does not show the trend: bound its ratio so that it does not dominate the product.
         ratios = (max(r, 1e-8) for r in (ratio, *history))
         factor = self.safety * math.prod(r ** (-b / order) for b, r in zip(betas, ratios, strict=True))
         return max(factor, self.factor_min)
@@ -195,7 +220,15 @@ class PID(Adaptive):
 
 @dataclass(frozen=True)
 class FixedStep(Controller):
-    """Steps of one length, cut short only to land on jumps, step-to times and the end."""
+    """Steps of constant length, shortened only to end on jumps, on times of `step_to` and on the last output time.
+
+    Arguments:
+        dt: length of a step.
+        step_to: times at which steps must end.
+
+    >>> FixedStep(0.1)
+    FixedStep(dt=0.1, step_to=())
+    """
 
     adaptive: ClassVar[bool] = False
 
@@ -215,10 +248,15 @@ class FixedStep(Controller):
 
 @dataclass(frozen=True)
 class PrescribedSteps(Controller):
-    """Exactly the given steps, in order; `inf`, like the end of the list, means up to the next landing place.
+    """The given steps, in order.
 
-    `PrescribedSteps.recorded(sol.record)` takes the steps of an earlier solve again: the frozen map whose derivative
-    the discrete adjoints compute.
+    `PrescribedSteps.recorded(sol.record)` repeats the steps of an earlier solve: the map from y0 to the outputs, with
+    its steps held fixed, whose derivative the discrete adjoints compute.
+
+    Arguments:
+        dts: lengths of the steps. `inf` means up to the next time at which a step must end, and so does the end of the
+            list.
+        step_to: times at which steps must end.
     """
 
     adaptive: ClassVar[bool] = False
@@ -235,16 +273,16 @@ class PrescribedSteps(Controller):
 
     @classmethod
     def recorded(cls, record: Record) -> PrescribedSteps:
-        """The accepted steps of a record; those that landed somewhere will land there again."""
-        places = [plan.t1 for plan in record.accepted if plan.landing and not plan.final]
-        return cls([math.inf if plan.landing else plan.proposal for plan in record.accepted], step_to=places)
+        """The accepted steps of a record. A step that was shortened to end on a given time ends on it again."""
+        ends = [plan.t1 for plan in record.accepted if plan.landing and not plan.final]
+        return cls([math.inf if plan.landing else plan.proposal for plan in record.accepted], step_to=ends)
 
     def first(self) -> tuple[float, History]:
         return self._dt(0), (1.0,)
 
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
-        taken = int(history[0])
-        return Verdict(True, self._dt(taken), (taken + 1.0,))
+        n_taken = int(history[0])
+        return Verdict(True, self._dt(n_taken), (n_taken + 1.0,))
 
     def _dt(self, i: int) -> float:
         return self.dts[i] if i < len(self.dts) else math.inf
@@ -280,9 +318,13 @@ def _sequence(name: str, values: Any) -> Iterable[Any]:
 def first_step(
     y0: Tensor, f0: Tensor, error: ErrorNorm, order: int, probe: Callable[[float], tuple[float, Tensor]]
 ) -> float:
-    """The starting step of Hairer, Nørsett and Wanner (*Solving ODEs I*, II.4), in the norm of the error test.
+    """The first step by the algorithm of Hairer, Nørsett and Wanner (*Solving ODEs I*, II.4).
 
-    `probe(h)` makes an Euler step of at most h and returns its length and f at its end.
+    Arguments:
+        y0, f0: the state and the field at the start.
+        error: the norm of the error test.
+        order: order of the error estimate.
+        probe: `probe(h)` takes an Euler step of at most h and returns its length and the field at its end.
     """
     allowed = error.allowed(y0.abs())
     d0, d1 = error.measured(y0 / allowed), error.measured(f0 / allowed)
@@ -292,7 +334,7 @@ def first_step(
     h0, f1 = probe(h0)
     d2 = error.measured((f1 - f0) / allowed) / h0
     if not math.isfinite(max(d1, d2)):
-        return h0  # the error test will say more
+        return h0  # the error test rejects the step if it is too long
     if d1 <= 1e-15 and d2 <= 1e-15:
         h1 = max(1e-6, 1e-3 * h0)
     else:

@@ -1,4 +1,4 @@
-"""What can stop a solve, and what a solve may warn of."""
+"""Exceptions and warnings of a solve."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class SolveError(RuntimeError):
-    """A solve that cannot go on.
+    """A solve failed.
 
     Attributes:
-        t: the time at which it stopped.
-        dt: the (signed) step that was being tried, or ``None`` before the first step.
+        t: the time at which the solve stopped.
+        dt: the (signed) step that was attempted, or ``None`` before the first step.
         stats: the [`Stats`][seminode.Stats] up to that point.
-        leaf: the name of the leaf of the state to blame, where one stands out.
-        backward: whether it happened on the backward pass.
+        leaf: the name of the leaf of the state that caused the failure, if there is a single one.
+        backward: whether the solve failed on the backward pass.
     """
 
-    #: Which `Status` it stands for.
+    #: The value of the corresponding `Status`.
     status = "failed"
 
     def __init__(
@@ -44,19 +44,19 @@ class SolveError(RuntimeError):
         return f"on the backward pass: {self.message}" if self.backward else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """So that it survives the way from another process."""
+        """Support pickling, so that the error can be sent between processes."""
         details = {name: getattr(self, name) for name in ("t", "dt", "stats", "leaf", "backward")}
         return partial(type(self), **details), (self.message,)
 
 
 class StepSizeUnderflow(SolveError):
-    """The step that meets the tolerance is too small to move the clock."""
+    """The step that meets the tolerance is too small: t + dt rounds to t, or dt is below `dt_min`."""
 
     status = "step size underflow"
 
 
 class MaxStepsReached(SolveError):
-    """The limit on the number of attempted steps was reached before the end of the interval."""
+    """The solve attempted `max_steps` steps before it reached the end of the interval."""
 
     status = "max steps reached"
 
@@ -85,16 +85,16 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 class ToleranceWarning(UserWarning):
-    """A tolerance that the dtype of the state cannot honour."""
+    """A tolerance is too tight for the precision of the state's dtype."""
 
 
 class CompileWarning(UserWarning):
-    """A field or solver that could not be compiled, and runs op by op instead."""
+    """A field or solver could not be compiled and runs eagerly instead."""
 
 
 class DriftWarning(UserWarning):
-    """A state recovered on the way back is far from the one that was there: the gradient is not to be trusted."""
+    """A state that the backward pass recovered differs much from the forward state: the gradient is unreliable."""
 
 
 class StatefulFieldWarning(UserWarning):
-    """A field whose evaluation changes a buffer, such as batch normalisation in training mode."""
+    """Evaluating the field changes a buffer, as batch normalisation does in training mode."""

@@ -1,9 +1,9 @@
 r"""Norms of a state: plain functions from a structure of tensors to a 0-d tensor.
 
-A step is accepted when the norm of error / (atol + rtol·max(|y0|, |y1|)) is at most one. A norm gets that ratio in
-the structure of the state itself: the tensor, tuple or dict that the user passed as `y0`, or, on the backward
-pass of a continuous adjoint, an [`AdjointState`][seminode.norms.AdjointState] with one segment for each of
-a_t, z, a_z and the parameter gradients.
+A step is accepted when the norm of error / (atol + rtol·max(|y0|, |y1|)) is at most one. A norm receives that ratio
+in the structure of the state: the tensor, tuple or dict that the user passed as `y0`. On the backward pass of a
+continuous adjoint it receives an [`AdjointState`][seminode.norms.AdjointState] instead, with the segments a_t, z, a_z
+and the parameter gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ Norm = Callable[[Any], Tensor]
 
 
 class AdjointState(NamedTuple):
-    """Segments of an augmented adjoint state, in the order of the published method."""
+    """The segments of the augmented adjoint state of Kidger, Chen and Lyons (2021), in their order.
+
+    Attributes:
+        a_t: gradient with respect to the time.
+        z: the state, solved backward in time.
+        a_z: adjoint of the state.
+        a_params: gradients with respect to the parameters.
+    """
 
     a_t: Any
     z: Any
@@ -35,7 +42,7 @@ def _leaves(y: Any) -> list[Tensor]:
 
 
 def rms(y: Any) -> Tensor:
-    r"""Root mean square of all entries taken as one vector.
+    r"""Root mean square of all entries, as one vector.
 
     >>> rms((torch.tensor([3.0]), torch.tensor([4.0, 0.0, 0.0]))).item()
     2.5
@@ -48,12 +55,12 @@ def rms(y: Any) -> Tensor:
 
 
 def max(y: Any) -> Tensor:
-    """Largest absolute value of any entry."""
+    """Largest absolute value of all entries."""
     return _stack([leaf.abs().max() for leaf in _leaves(y)]).max()
 
 
 def mixed_per_tensor(y: Any) -> Tensor:
-    """Largest root mean square of any one leaf: the default on the forward pass."""
+    """Largest root mean square of the leaves: the default on the forward pass."""
     leaves = _leaves(y)
     if len(leaves) == 1:
         return rms(leaves[0])
@@ -61,10 +68,10 @@ def mixed_per_tensor(y: Any) -> Tensor:
 
 
 def mixed(y: Any) -> Tensor:
-    """Like `mixed_per_tensor`, but the gradients of all parameters count as one vector.
+    """Like `mixed_per_tensor`, but with the gradients of all parameters as one vector.
 
-    That is the default of Kidger, Chen and Lyons (2021) on the backward pass; on any state other than an
-    `AdjointState` the two are the same.
+    This is the default of Kidger, Chen and Lyons (2021) on the backward pass. On any state other than an
+    `AdjointState` it equals `mixed_per_tensor`.
     """
     if not isinstance(y, AdjointState):
         return mixed_per_tensor(y)
@@ -75,10 +82,13 @@ def mixed(y: Any) -> Tensor:
 
 
 class Without:
-    """The default of the forward pass over all leaves but those that are only integrals.
+    """`mixed_per_tensor` over all leaves except plain integrals, on the forward and on the backward pass.
 
-    `integrals` says of each leaf, in the order of the state, whether it is one. A backward solve leaves them out too.
-    That nothing reads them is the caller's word; `norm="auto"` finds out by itself.
+    A plain integral is a leaf that the field does not read. `Without` does not check this; `norm="auto"` detects such
+    leaves automatically.
+
+    Arguments:
+        integrals: one flag per leaf, in the order of the state; `True` marks a plain integral.
 
     >>> float(Without((False, True))((torch.tensor([2.0]), torch.tensor([5.0]))))
     2.0
@@ -91,7 +101,7 @@ class Without:
 
     def __call__(self, y: Any) -> Tensor:
         leaves = leaves_of(y)
-        return mixed_per_tensor([leaf for leaf, no in zip(leaves, self.integrals, strict=True) if not no])
+        return mixed_per_tensor([leaf for leaf, skip in zip(leaves, self.integrals, strict=True) if not skip])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Without) and self.integrals == other.integrals
@@ -104,15 +114,18 @@ class Without:
 
 
 def seminorm(y: AdjointState) -> Tensor:
-    """The paper's seminorm: the larger of the norms of z and a_z; plain integrals do not steer the solver."""
+    """The seminorm of Kidger, Chen and Lyons (2021): the larger of the norms of z and a_z.
+
+    a_t and a_params are plain integrals, so error control ignores them.
+    """
     _only_adjoint("seminorm", y)
-    if not _leaves(y.z):  # z may come from elsewhere
+    if not _leaves(y.z):  # z is interpolated from the forward solution, not solved for
         return mixed_per_tensor(y.a_z)
     return torch.maximum(mixed_per_tensor(y.z), mixed_per_tensor(y.a_z))
 
 
 def seminorm_rms(y: AdjointState) -> Tensor:
-    """Root mean square over z and a_z as one vector."""
+    """Root mean square of z and a_z, as one vector: a variant of the seminorm."""
     _only_adjoint("seminorm_rms", y)
     return rms((y.z, y.a_z))
 
@@ -136,7 +149,7 @@ BACKWARD: dict[str, Norm] = {
 
 
 class ErrorNorm:
-    """Tolerances and a norm: the size of an error relative to what is allowed.
+    """The norm of an error relative to the tolerances.
 
     `rtol` and `atol` are numbers or flat tensors that broadcast against the state.
     """
@@ -145,10 +158,10 @@ class ErrorNorm:
         self.layout = layout
         self.norm = norm
         self.rtol = rtol
-        # The root mean square of one tensor, the usual case, is finished on the host: one kernel less a step.
+        # The usual case, the root mean square of one tensor, divides by √n on the host: one kernel less per step.
         self._root = math.sqrt(like.numel()) if norm is rms and layout.single else None
         dtype = real_dtype(like)
-        # With atol = 0 an entry that is exactly zero and stays so must not turn 0/0 into a NaN.
+        # With atol = 0, an entry that stays exactly zero would give 0/0 = NaN.
         floor = torch.finfo(dtype).tiny
         if isinstance(atol, Tensor):
             self.atol = atol.clamp(min=floor)
@@ -170,7 +183,7 @@ class ErrorNorm:
         return self.measured(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
 
     def worst_leaf(self, error: Tensor, y0: Tensor, y1: Tensor) -> str | None:
-        """Name of the leaf with the largest relative error, where the state has more than one."""
+        """Name of the leaf with the largest relative error; `None` if the state has only one leaf."""
         if self.layout.single:
             return None
         ratio = error / self.allowed(torch.maximum(y0.abs(), y1.abs()))
@@ -178,13 +191,13 @@ class ErrorNorm:
         return self.layout.names[sizes.index(builtins.max(sizes))]
 
     def measured(self, ratio: Tensor) -> float:
-        """The norm of what is already relative to the tolerance, on the host."""
+        """The norm of an error that is already divided by the tolerance, as a Python float."""
         if self._root is not None:
             return torch.linalg.vector_norm(ratio).item() / self._root
         size = self.norm(self.layout.unpack(ratio))
         if isinstance(size, Tensor) and size.numel() == 1 and not size.is_complex():
             return size.item()
-        found: Any = type(size).__name__
+        returned: Any = type(size).__name__
         if isinstance(size, Tensor):
-            found = size.dtype if size.is_complex() else tuple(size.shape)
-        raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {found}")
+            returned = size.dtype if size.is_complex() else tuple(size.shape)
+        raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {returned}")

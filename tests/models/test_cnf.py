@@ -1,4 +1,4 @@
-"""Continuous normalising flows: densities against exact changes of variables, fields against hand computation."""
+"""Continuous normalising flows: densities compared with exact changes of variables, fields with direct formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from seminode.models.cnf import (
     HollowMLP,
     standard_normal_log_prob,
 )
-from seminode.models.running import Evaluation, Regulariser, along, penalty, per_sample_mean, start
+from seminode.models.running import Evaluation, Noise, Regulariser, along, penalty, per_sample_mean, start
 from seminode.models.traces import ExactTrace, Hutchinson
 
 TIGHT: dict[str, Any] = {"rtol": 1e-7, "atol": 1e-9}
@@ -41,7 +41,7 @@ def points(n: int = 5, d: int = 3) -> Tensor:
 
 
 def small_flow(d: int = 3, **options: Any) -> CNF:
-    """With weights large enough that the flow is far from the identity."""
+    """A flow whose weights are large enough that it is far from the identity."""
     field = ConcatMLP(d, (12, 12)).double()
     with torch.no_grad():
         for parameter in field.parameters():
@@ -71,7 +71,7 @@ class Linear(nn.Module):
 # The density.
 
 
-def test_log_probability_is_that_of_the_exact_change_of_variables():
+def test_log_probability_equals_the_exact_change_of_variables():
     flow, x = small_flow(adjoint=sn.Direct()), points()
     z, delta = flow.transform(x)
     exact = exact_delta(flow, x)
@@ -106,12 +106,12 @@ def test_inverse_undoes_the_flow():
     torch.testing.assert_close(loose.inverse(loose.transform(x)[0]), x, rtol=0, atol=1e-3)
 
 
-def test_delta_is_carried_on():
+def test_delta_starts_at_the_given_value():
     flow, x, before = small_flow(), points(), torch.arange(5.0).double()
     torch.testing.assert_close(flow.transform(x, before)[1], before + flow.transform(x)[1])
 
 
-def test_samples_know_their_log_probability():
+def test_samples_with_their_log_probability():
     flow = small_flow()
     x, log_prob = flow.sample(7, with_log_prob=True)
     assert x.shape == (7, 3)
@@ -177,7 +177,7 @@ def test_hutchinson_is_unbiased(noise):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5])
-def test_a_hollow_field_does_not_see_its_own_coordinate(dim):
+def test_the_conditioner_of_a_hollow_field_does_not_depend_on_its_own_coordinate(dim):
     field, z, t = HollowMLP(dim, (16, 16)).double(), points(1, dim)[0], torch.tensor(0.4).double()
     slopes = torch.func.jacrev(lambda z: field.conditioner(t, z[None])[0])(z).abs().sum(1)
     assert torch.equal(slopes > 0, ~torch.eye(dim).bool())
@@ -185,13 +185,13 @@ def test_a_hollow_field_does_not_see_its_own_coordinate(dim):
 
 def test_the_hollow_trace_is_exact():
     field, x = HollowMLP(4, (16, 16)).double(), points(5, 4)
-    found = []
+    results = []
     for trace in ("exact", "hollow"):
         flow = CNF(field, trace=trace, **TIGHT)
         log_prob = flow.log_prob(x)
         grads = torch.autograd.grad(log_prob.mean(), list(field.parameters()))
-        found.append(torch.cat([log_prob, *(grad.flatten() for grad in grads)]))
-    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
+        results.append(torch.cat([log_prob, *(grad.flatten() for grad in grads)]))
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("trace", ["exact", "hutchinson", "hollow"])
@@ -203,20 +203,20 @@ def test_an_evaluation_calls_the_field_once(trace):
     assert len(calls) == flow.nfe
 
 
-def test_variances_are_those_of_the_docstring():
+def test_variances_of_the_estimates():
     matrix = points(4, 4)
     symmetric = (matrix + matrix.T) / 2
     diagonal = symmetric.diagonal()
-    expected = {"gaussian": 2 * symmetric.square().sum()}
+    expected: dict[Noise, Tensor] = {"gaussian": 2 * symmetric.square().sum()}
     expected["rademacher"] = expected["gaussian"] - 2 * diagonal.square().sum()
     for noise, variance in expected.items():
         flow = CNF(Linear(matrix), noise=noise, solver="euler", controller=sn.FixedStep(1.0))
         with torch.no_grad():
-            found = flow.transform(points(1, 4).expand(20_000, 4))[1].var()
-        assert float(found) == pytest.approx(float(variance), rel=0.1)
+            sample_variance = flow.transform(points(1, 4).expand(20_000, 4))[1].var()
+        assert float(sample_variance) == pytest.approx(float(variance), rel=0.1)
 
 
-def test_noise_is_drawn_once_a_solve_in_eval_mode_too():
+def test_noise_is_drawn_once_per_solve_also_in_eval_mode():
     flow, x = small_flow(trace="hutchinson").eval(), points()
     first, second = flow.log_prob(x), flow.log_prob(x)
     assert not torch.equal(first, second)
@@ -224,10 +224,10 @@ def test_noise_is_drawn_once_a_solve_in_eval_mode_too():
     again = flow.log_prob(x)
     torch.manual_seed(3)
     noise = torch.randn_like(x)
-    seen = []
+    calls = []
 
     def velocity(t: Tensor, z: Tensor) -> Tensor:
-        seen.append(t)
+        calls.append(t)
         return flow.field(t, z)
 
     def field(t: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -235,7 +235,7 @@ def test_noise_is_drawn_once_a_solve_in_eval_mode_too():
 
     ys = sn.solve(field, start(x, (flow.trace,)), (0.0, 1.0), norm=sn.norms.Without((False, True)), **TIGHT).ys
     torch.testing.assert_close(again, standard_normal_log_prob(ys[0][-1]) - ys[1][-1])
-    assert len(seen) == flow.nfe  # f and its VJP come from one call
+    assert len(calls) == flow.nfe  # one call computes f and its VJP
 
 
 @pytest.mark.parametrize("trace", TRACES)
@@ -264,18 +264,18 @@ def test_gradient_of_the_density_against_difference_quotients():
     torch.testing.assert_close((grad * direction).sum(), quotient, rtol=1e-4, atol=1e-4)
 
 
-# What steers.
+# Error control.
 
 
 class Rough(nn.Module):
-    """Small and rough: the divergence, of order one, varies much faster than z."""
+    """A small field with a large divergence: the divergence is of order one and varies much faster than z."""
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
         return 0.01 * torch.sin(100 * z + 20 * t)
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_the_log_probability_does_not_steer_by_default(trace):
+def test_error_control_ignores_the_log_probability_by_default(trace):
     flow, x = CNF(Rough(), trace=trace, rtol=1e-4, atol=1e-4), points()
     flow.log_prob(x)
     alone = sn.solve(Rough(), x, (0.0, 1.0), rtol=1e-4, atol=1e-4).stats
@@ -324,20 +324,20 @@ class Stretch(Regulariser):
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_costs_are_integrated_along(trace):
+def test_costs_are_integrated_along_the_solution(trace):
     rates = torch.tensor([0.3, -0.5], dtype=torch.float64)
     costs = (Energy(), Stretch())
     flow = CNF(Linear(rates.diag()), trace=trace, noise="rademacher", regularisers=costs, **TIGHT)
     x = points(4, 2)
-    log_prob, found = flow.log_prob(x, costs=True)
+    log_prob, integrals = flow.log_prob(x, costs=True)
     # z = exp(a t) x, so that ∫ (a z)² dt = a (exp(2a) − 1)/2 x²; and vᵀA = ±a.
     energy = (rates * torch.expm1(2 * rates) / 2 * x.square()).mean(1)
-    torch.testing.assert_close(found["energy"], energy, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(found["stretch"], rates.square().mean().expand(4), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(integrals["energy"], energy, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(integrals["stretch"], rates.square().mean().expand(4), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(log_prob, flow.log_prob(x))
-    total = penalty(flow.regularisers, found)
+    total = penalty(flow.regularisers, integrals)
     torch.testing.assert_close(total, 0.5 * energy.mean() + 2.0 * rates.square().mean())
-    torch.testing.assert_close(flow(x, costs=True)[1]["energy"], found["energy"])
+    torch.testing.assert_close(flow(x, costs=True)[1]["energy"], integrals["energy"])
 
 
 # Fields.
@@ -379,7 +379,7 @@ def test_conv_field_is_four_convolutions_with_softplus_between():
 def test_zero_init_starts_as_a_shift(field, shape):
     a, b = (field(torch.tensor(t), torch.randn(shape)) for t in (0.0, 1.0))
     torch.testing.assert_close(a, b)
-    assert a.abs().max() > 0  # the bias is left as it was
+    assert a.abs().max() > 0  # the bias keeps its initial value
 
 
 def test_activations_of_a_perceptron():
@@ -388,16 +388,16 @@ def test_activations_of_a_perceptron():
     torch.testing.assert_close(field(t, z), last(t, functional.softplus(first(t, z))))
 
 
-# What a module is expected to do.
+# Behaviour as a module.
 
 
 def test_state_dict_round_trip():
     flow, other, x = small_flow(), small_flow(), points()
-    kept = io.BytesIO()
-    torch.save(flow.state_dict(), kept)
-    kept.seek(0)
+    file = io.BytesIO()
+    torch.save(flow.state_dict(), file)
+    file.seek(0)
     assert not torch.equal(flow.log_prob(x), other.log_prob(x))
-    other.load_state_dict(torch.load(kept))
+    other.load_state_dict(torch.load(file))
     torch.testing.assert_close(flow.log_prob(x), other.log_prob(x), rtol=0, atol=0)
     torch.testing.assert_close(copy.deepcopy(flow).log_prob(x), flow.log_prob(x), rtol=0, atol=0)
 
@@ -418,14 +418,14 @@ def test_any_callable_is_a_field():
     torch.testing.assert_close(flow.log_prob(x), standard_normal_log_prob(x / math.e) - 3.0)
 
 
-def test_repr_says_what_it_is():
+def test_repr():
     text = repr(CNF(ConcatMLP(2, (4,)), noise="rademacher", t1=2.0, rtol=1e-3))
     assert "trace=Hutchinson('rademacher'), t1=2.0, rtol=0.001" in text
     assert "activation='tanh'" in text
 
 
 ERRORS: dict[str, tuple[Any, str]] = {
-    "t1 = 0": (lambda: small_flow(t1=0.0), r"t1: expected an end above 0, found 0"),
+    "t1 = 0": (lambda: small_flow(t1=0.0), r"t1: expected a number above 0, found 0"),
     "t1 < 0": (lambda: small_flow(t1=-1.0), r"t1: expected a finite number of at least 0, found -1.0"),
     "trace": (
         lambda: small_flow(trace="cheap"),
@@ -448,13 +448,16 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "base": (
         lambda: small_flow(base=torch.distributions.Normal(0.0, 1.0)).log_prob(points()),
-        r"base: expected one log-probability a sample, shape \(5,\), found \(5, 3\)",
+        r"base: expected one log-probability per sample, shape \(5,\), found \(5, 3\)",
     ),
     "sample": (
         lambda: CNF(ConvField(1, 4)).sample(3),
         r"shape: expected \(n, ...\), the shape of all samples, found 3",
     ),
-    "activation": (lambda: ConcatMLP(2, (4,), activation="relu"), r"activation: expected 'tanh' or 'softplus'"),
+    "activation": (
+        lambda: ConcatMLP(2, (4,), activation="relu"),  # type: ignore[arg-type]
+        r"activation: expected 'tanh' or 'softplus'",
+    ),
     "chunk": (lambda: ExactTrace(chunk=0), r"chunk: expected a whole number of at least 1, found 0"),
 }
 

@@ -1,4 +1,4 @@
-"""Hamiltonian nets: the field is that of the energy, and what is learned conserves it."""
+"""Hamiltonian nets: the field derives from the energy, and solutions conserve it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def states(batch: int = 5, dim: int = 2) -> Tensor:
 
 
 @every_kind
-def test_field_is_that_of_the_energy(separable: bool) -> None:
+def test_field_derives_from_the_energy(separable: bool) -> None:
     model, x = small(separable), states().requires_grad_()
     (dH,) = torch.autograd.grad(model.energy(x).sum(), x)
     dq, dp = dH.split(2, -1)
@@ -49,7 +49,7 @@ def test_the_learned_energy_is_conserved(separable: bool) -> None:
     model, x0 = small(separable, rtol=1e-11, atol=1e-11), states()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(2.0)  # so that something happens
+            parameter.mul_(2.0)  # so that the solution moves far enough
         xs = model(x0, torch.linspace(0.0, 10.0, 6, dtype=torch.float64))
     assert xs.shape == (6, 5, 4)
     assert float((xs[-1] - xs[0]).abs().max()) > 0.1
@@ -59,7 +59,7 @@ def test_the_learned_energy_is_conserved(separable: bool) -> None:
 
 @every_kind
 def test_volume_is_conserved(separable: bool) -> None:
-    """Liouville: the Jacobian of the field has no trace."""
+    """Liouville's theorem: the trace of the Jacobian of the field is zero."""
     model, x = small(separable), states()
     for each in x:
         assert abs(float(torch.func.jacrev(lambda x: model.field(T, x))(each).trace().detach())) < 1e-14
@@ -70,9 +70,9 @@ def test_field_differentiates_inside_no_grad_and_under_func(separable: bool) -> 
     field, x = small(separable).field, states()
     expected = field(T, x).detach()
     with torch.no_grad():
-        found = field(T, x)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, expected)
+        value = field(T, x)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.func.vmap(lambda x: field(T, x))(x), expected)
     tangent = torch.func.jvp(lambda x: field(T, x), (x,), (torch.ones_like(x),))[1]
     (jacobians,) = (torch.func.vmap(torch.func.jacrev(lambda x: field(T, x)))(x),)
@@ -92,8 +92,8 @@ def test_gradients_through_a_solve() -> None:
     assert model.backward_nfe > 0
 
 
-def test_a_pendulum_is_learned_in_moments() -> None:
-    """Fitted to derivatives, as in the paper; then one period of the true pendulum is followed."""
+def test_a_pendulum_is_learned_from_derivatives() -> None:
+    """Fit to derivatives, as in the paper; then compare a solution with one period of the true pendulum."""
     torch.manual_seed(0)
     model = HamiltonianNet(1, hidden=(32, 32), rtol=1e-6, atol=1e-8).double()
     x = 4.0 * torch.rand(512, 2, dtype=torch.float64) - 2.0
@@ -129,7 +129,7 @@ def test_state_dict_copies_and_repr() -> None:
     assert sum(p.numel() for p in HamiltonianNet(1).parameters()) == 2 * (2 * 200 + 200 * 201 + 201)
 
 
-def test_bad_input_is_named() -> None:
+def test_errors_name_the_argument() -> None:
     model = small()
     for dim in (0, 1.5, True):
         with pytest.raises(ValueError, match=f"dim: expected a whole number of at least 1, found {dim}"):

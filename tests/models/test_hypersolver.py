@@ -1,4 +1,4 @@
-"""Hypersolvers: a step is the formula, gradients are right or refused, and a fitted one pays on held-out values."""
+"""Hypersolvers: the formula of a step, correct gradients or an error, and smaller errors after fitting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seminode.solvers.explicit import EXPLICIT
 
 
 class Field(nn.Module):
-    """Small, nonlinear, and different at every time."""
+    """A small nonlinear field that depends on time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def solve(hyper: HyperSolver, z0: Tensor, ts: Any = (0.0, 1.0), field: Any = Non
     return sn.solve(field, z0, ts, solver=hyper, controller=sn.FixedStep(eps), **options)
 
 
-def test_a_step_is_the_formula() -> None:
+def test_a_step_follows_the_formula() -> None:
     hyper, field, z = hypersolver(), Field(), start()
     with torch.no_grad():
         expected = z
@@ -56,11 +56,11 @@ def test_a_step_is_the_formula() -> None:
             expected = expected + 0.25 * (k1 + k2) / 2 + 0.25**3 * g
         sol = solve(hyper, z)
     torch.testing.assert_close(sol.ys[-1], expected, rtol=1e-12, atol=1e-12)
-    assert sol.stats.nfe == 8  # evaluations of f, as many as Heun's method needs
+    assert sol.stats.nfe == 8  # as many evaluations of f as Heun's method
 
 
 @pytest.mark.parametrize("base", EXPLICIT)
-def test_any_base_may_be_corrected(base: str) -> None:
+def test_every_base_method(base: str) -> None:
     hyper = hypersolver(base)
     assert (hyper.order, hyper.stages) == (EXPLICIT[base]().order, EXPLICIT[base]().stages)
     with torch.no_grad():
@@ -72,8 +72,8 @@ def test_any_base_may_be_corrected(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["euler", "midpoint", "heun", "rk4", "bosh3", "dopri5"])
-def test_the_polynomial_meets_the_corrected_end(base: str) -> None:
-    """Also just before it: times on a grid of steps differ from their ends by rounding."""
+def test_the_interpolant_ends_at_the_corrected_state(base: str) -> None:
+    """Also just before the end of a step: output times may differ from it by rounding."""
     hyper, ends = hypersolver(base), torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
     with torch.no_grad():
         at_ends = solve(hyper, start(), ends).ys
@@ -84,11 +84,11 @@ def test_the_polynomial_meets_the_corrected_end(base: str) -> None:
     torch.testing.assert_close(dense(ends), at_ends, rtol=1e-9, atol=1e-9)
 
 
-def test_a_field_may_finish_its_answer_in_place() -> None:
+def test_a_field_may_modify_its_result_in_place() -> None:
     field = Field()
     with torch.no_grad():
-        found = solve(hypersolver(), start(), field=lambda t, z: field(t, z).mul_(0.5).mul_(2.0)).ys
-        torch.testing.assert_close(found, solve(hypersolver(), start(), field=field).ys)
+        ys = solve(hypersolver(), start(), field=lambda t, z: field(t, z).mul_(0.5).mul_(2.0)).ys
+        torch.testing.assert_close(ys, solve(hypersolver(), start(), field=field).ys)
 
 
 def gradients(adjoint: Any, ts: Tensor, hyper: HyperSolver) -> list[Tensor]:
@@ -146,26 +146,26 @@ def test_the_correction_is_a_constant(adjoint: Any) -> None:
 
 
 @pytest.mark.parametrize("adjoint", [sn.Backsolve(), sn.Interpolating(), sn.Quadrature()], ids=repr)
-def test_continuous_adjoints_need_a_solver_of_their_own(adjoint: Any) -> None:
+def test_continuous_adjoints_need_another_backward_solver(adjoint: Any) -> None:
     z0 = start().requires_grad_()
     with pytest.raises(ValueError, match="adjoint equation, for which solver 'hypersolved heun' was not made"):
         solve(hypersolver(), z0, adjoint=adjoint)
 
 
-def test_a_continuous_adjoint_with_a_solver_of_its_own() -> None:
+def test_a_continuous_adjoint_with_another_backward_solver() -> None:
     hyper = hypersolver()
     with torch.no_grad():
         for p in hyper.parameters():
             p.zero_()
     adjoint = sn.Backsolve(solver="dopri5", controller=sn.Integral(), rtol=1e-8, atol=1e-8)
     z0, field = start().requires_grad_(), Field()
-    (found,) = torch.autograd.grad(solve(hyper, z0, field=field, eps=0.01, adjoint=adjoint).ys[-1].sum(), z0)
+    (grad,) = torch.autograd.grad(solve(hyper, z0, field=field, eps=0.01, adjoint=adjoint).ys[-1].sum(), z0)
     (exact,) = torch.autograd.grad(sn.solve(field, z0, [0.0, 1.0], rtol=1e-9, atol=1e-9).ys[-1].sum(), z0)
-    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grad, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_residuals_are_the_local_errors_of_the_base() -> None:
-    """For z′ = λz it is known, ε³g = (e^{λε} − 1 − λε − (λε)²/2) z, and a correction that says so makes steps exact."""
+    """For z′ = λz, ε³g = (e^{λε} − 1 − λε − (λε)²/2) z, and with this correction the steps are exact."""
     rate, eps = -1.5, 0.2
     hyper = hypersolver()
     pairs = local_errors(hyper, lambda t, z: rate * z, start(), [0.0, 0.2, 0.4, 0.5])
@@ -192,23 +192,23 @@ def test_the_history_is_the_loss() -> None:
     assert history[-1] < 0.2 * history[0]
     assert not hyper.correction.training
     (pairs,) = local_errors(hyper, pendulum, start(32), grid)
-    misfit = (pairs.residual - hyper.correction(pairs.eps, pairs.z, *pairs.slopes)).norm(dim=1).mean()
-    assert float(misfit.detach()) == pytest.approx(history[-1], rel=0.05)
+    loss = (pairs.residual - hyper.correction(pairs.eps, pairs.z, *pairs.slopes)).norm(dim=1).mean()
+    assert float(loss.detach()) == pytest.approx(history[-1], rel=0.05)
 
 
-def test_a_correction_pays_on_a_trained_field() -> None:
-    """More than five times less error at equal evaluations of the field, from held-out initial values."""
+def test_a_correction_reduces_the_error_on_a_trained_field() -> None:
+    """To less than a fifth at the same number of evaluations, from held-out initial values."""
     field = spectral_field(Trajectories.drawn(16, 0, end=2.0, times=17), 150, degree=8)
-    found = hypersolved(field, end=2.0, n=64, steps=300)
-    assert found.nfe == 16
-    assert found.plain > 5.0 * found.corrected
-    assert found.nfe_to_match > 2 * found.nfe
+    result = hypersolved(field, end=2.0, n=64, steps=300)
+    assert result.nfe == 16
+    assert result.plain > 5.0 * result.corrected
+    assert result.nfe_to_match > 2 * result.nfe
 
 
 @pytest.mark.slow
 def test_the_benchmark() -> None:
-    found = hypersolved(spectral_field(Trajectories.drawn(64, 0), 1000))
-    assert found.plain > 5.0 * found.corrected
+    result = hypersolved(spectral_field(Trajectories.drawn(64, 0), 1000))
+    assert result.plain > 5.0 * result.corrected
 
 
 def test_backwards_in_time() -> None:
@@ -222,7 +222,7 @@ def test_backwards_in_time() -> None:
     assert float((plain - exact).norm()) > 3.0 * float((corrected - exact).norm())
 
 
-def test_fitting_leaves_the_field_alone() -> None:
+def test_fitting_does_not_change_the_field() -> None:
     field = Field()
     before = [p.clone() for p in field.parameters()]
     fit(hypersolver(), field, start(8), [0.0, 0.1, 0.2], steps=3, batch=5)
@@ -239,7 +239,7 @@ def test_state_dict_and_repr() -> None:
     assert hyper.name == "hypersolved heun"
 
 
-def test_bad_input_is_named() -> None:
+def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="base: expected one of euler"):
         HyperSolver("simpson", dim=2)
     with pytest.raises(TypeError, match="base: expected the name"):
@@ -248,7 +248,7 @@ def test_bad_input_is_named() -> None:
         HyperSolver("heun")
     with pytest.raises(TypeError, match="correction: expected a module, found function"):
         HyperSolver("heun", pendulum)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="dim: is for a correction that is made here"):
+    with pytest.raises(ValueError, match="dim: expected None with a correction"):
         HyperSolver("heun", CorrectionNet(2, 2), dim=2)
     with pytest.raises(ValueError, match="controller: solver 'hypersolved heun' has no error estimate"):
         sn.solve(pendulum, start(), [0.0, 1.0], solver=hypersolver())

@@ -1,4 +1,4 @@
-"""Images for flows: bijections against autograd, and the multiscale flow against exact changes of variables."""
+"""Images for flows: bijections compared with autograd, the multiscale flow with exact changes of variables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small_flow(**options: Any) -> MultiscaleCNF:
 # Pixels.
 
 
-def test_dequantised_pixels_are_spread_over_their_level():
+def test_dequantised_pixels_are_uniform_within_their_level():
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(50, 1, 16, 16)
     x = dequantise(every)
     assert x.dtype == torch.float32
@@ -73,7 +73,7 @@ def test_deterministic_pixels_are_the_middles_of_their_levels():
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-5, 0.05, 0.4])
-def test_log_determinant_of_the_logit_is_that_of_autograd(alpha):
+def test_log_determinant_of_the_logit_agrees_with_autograd(alpha):
     x = torch.rand(3, 2, 4, dtype=torch.float64)
     x[0, 0, :2] = torch.tensor([0.0, 1.0])
     y, log_det = logit(x.requires_grad_(), alpha)
@@ -101,7 +101,7 @@ def test_alpha_is_checked(alpha):
 # The squeeze.
 
 
-def test_squeezed_channels_count_channel_row_column():
+def test_squeezed_channels_are_ordered_by_channel_row_column():
     x = torch.randn(2, 3, 4, 6)
     y = squeeze(x)
     assert y.shape == (2, 12, 2, 3)
@@ -114,11 +114,13 @@ def test_squeezed_channels_count_channel_row_column():
 
 @pytest.mark.parametrize("shape", [(2, 1, 3, 4), (2, 1, 4, 3), (1, 4, 4)])
 def test_sides_must_be_even(shape):
-    with pytest.raises(ValueError, match=r"x: expected shape \(batch, channels, height, width\) of even sides, found"):
+    with pytest.raises(
+        ValueError, match=r"x: expected shape \(batch, channels, height, width\) with even sides, found"
+    ):
         squeeze(torch.zeros(shape))
 
 
-def test_channels_must_come_in_fours():
+def test_channels_must_be_a_multiple_of_four():
     with pytest.raises(ValueError, match=r"x: expected shape \(batch, 4·channels, height, width\), found"):
         unsqueeze(torch.zeros(1, 6, 2, 2))
 
@@ -127,7 +129,7 @@ def test_channels_must_come_in_fours():
 
 
 def test_bits_per_dim():
-    # log p = −D log 2 halves the density in every dimension: one bit more than the eight of a uniform one.
+    # log p = −D log 2 halves the density in every dimension: one bit more than the 8 of the uniform density.
     torch.testing.assert_close(bits_per_dim(torch.tensor([0.0, -10 * math.log(2.0)]), 10), torch.tensor([8.0, 9.0]))
     with pytest.raises(ValueError, match="dims: expected the number of values in a sample"):
         bits_per_dim(torch.zeros(1), 0)
@@ -146,7 +148,7 @@ WRONG_PIXELS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("wrong", "kind", "message"), WRONG_PIXELS.values(), ids=WRONG_PIXELS.keys())
-def test_wrong_pixels_are_refused(wrong, kind, message):
+def test_invalid_pixels_raise(wrong, kind, message):
     with pytest.raises(kind, match=message):
         check_pixels(wrong, (1, 4, 4))
     with pytest.raises(kind, match=message):
@@ -171,7 +173,7 @@ def test_parameter_counts_are_those_of_the_paper(shape, hidden, count):
     assert sum(p.numel() for p in flow.parameters()) == count
 
 
-def test_log_probability_is_that_of_the_exact_change_of_variables():
+def test_log_probability_equals_the_exact_change_of_variables():
     flow, x = small_flow(adjoint=sn.Direct()), torch.rand(2, 1, 4, 4, dtype=torch.float64).requires_grad_()
     z, delta = flow.transform(x)
     rows = [torch.autograd.grad(z[:, i].sum(), x, retain_graph=True)[0].flatten(1) for i in range(16)]
@@ -190,14 +192,14 @@ def test_log_probability_of_pixels():
     torch.testing.assert_close(flow.log_prob(image.long()), log_prob)
 
 
-def test_fresh_noise_unless_told_otherwise():
+def test_dequantisation_draws_new_noise_unless_deterministic():
     image = pixels()
     for flow in (small_flow().train(), small_flow().eval(), small_flow(deterministic_eval=True).train()):
         assert not torch.equal(flow.dequantise(image), flow.dequantise(image))
 
 
 def test_order_of_the_scales():
-    """With fields that do nothing, what is left is logit, squeeze, squeeze, flatten."""
+    """With zero fields, the flow is logit, squeeze, squeeze, flatten."""
     flow, x = MultiscaleCNF((1, 4, 4), 2, 3, 1, alpha=0.05).double(), torch.rand(2, 1, 4, 4, dtype=torch.float64)
     with torch.no_grad():
         for parameter in flow.parameters():
@@ -224,10 +226,10 @@ def test_every_block_is_a_solve_with_the_options_of_the_model():
     assert flow.nfe == sum(block.nfe for block in flow.modules() if isinstance(block, CNF))
     assert flow.backward_nfe > 0
     assert all(parameter.grad is not None for parameter in flow.parameters())
-    few = flow.nfe
+    tight_nfe = flow.nfe
     flow.options.update(rtol=1e-2, atol=1e-2)
     flow.log_prob(image)
-    assert flow.nfe < few
+    assert flow.nfe < tight_nfe
     twin = copy.deepcopy(flow)
     twin.options.update(TIGHT)
     twin.log_prob(image)
@@ -258,15 +260,15 @@ def test_costs_are_summed_over_the_blocks():
     assert flow.regularisers[0].weight == 0.5
 
 
-def test_the_gradient_is_that_of_every_adjoint():
+def test_gradients_of_the_adjoints_agree():
     flow, image = small_flow(deterministic_eval=True, blocks=1).eval(), pixels()
-    found = []
+    gradients = []
     for adjoint in (sn.Direct(), sn.Backsolve(), sn.Quadrature()):
         flow.options["adjoint"] = adjoint
         grads = torch.autograd.grad(flow.bits_per_dim(image).mean(), list(flow.parameters()))
-        found.append(torch.cat([grad.flatten() for grad in grads]))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
+        gradients.append(torch.cat([grad.flatten() for grad in grads]))
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-5, atol=1e-6)
 
 
 def test_state_dict_round_trip():
@@ -280,7 +282,7 @@ def test_state_dict_round_trip():
     torch.testing.assert_close(flow.log_prob(image), other.log_prob(image), rtol=0, atol=0)
 
 
-def test_training_helps():
+def test_training_reduces_the_loss():
     flow = MultiscaleCNF((1, 4, 4), hidden=8, scales=2, blocks=1, alpha=0.05, rtol=1e-2, atol=1e-3)
     image = (pixels(8) // 4).to(torch.uint8)  # dark images
     optimiser = torch.optim.Adam(flow.parameters(), 0.05)
@@ -297,7 +299,7 @@ def test_training_helps():
 @pytest.mark.parametrize("shape", [(28, 28), (1, 28, 30), (0, 28, 28), (1, 2, 2)])
 def test_shape_is_checked(shape):
     with pytest.raises(
-        ValueError, match=r"shape: expected \(channels, height, width\), the sides divisible by 4 for 3"
+        ValueError, match=r"shape: expected \(channels, height, width\) with sides divisible by 4 for 3"
     ):
         MultiscaleCNF(shape)
 
@@ -309,7 +311,7 @@ def test_shapes_of_tensors_are_checked():
         small_flow().transform(torch.zeros(2, 16))
 
 
-def test_repr_says_what_it_is():
+def test_repr():
     text = repr(small_flow())
     assert "shape=(1, 4, 4), alpha=0.05, levels=256, deterministic_eval=False, rtol=1e-07" in text
 

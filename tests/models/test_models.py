@@ -1,4 +1,4 @@
-"""What every model promises: a repr, a state dict, counts, and to work with whatever PyTorch does to modules."""
+"""Requirements on every model: repr, state dict, statistics, and support for the transformations of PyTorch modules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pixels() -> tuple[Any, ...]:
 
 
 def squares(y: Tensor) -> Tensor:
-    """A mean over the batch, which comes last but one."""
+    """The mean square over all entries."""
     return y.square().mean()
 
 
@@ -59,7 +59,7 @@ def likelihood(logp: Tensor) -> Tensor:
 
 
 def smooth_matrix() -> nn.Module:
-    """A field whose gradient a discrete and a continuous adjoint agree on at any tolerance: none of its units bends."""
+    """A smooth field, so that discrete and continuous adjoints agree at any tolerance."""
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 15), nn.Unflatten(-1, (5, 3)))
 
 
@@ -97,20 +97,20 @@ def make(name: str, **options: Any) -> tuple[Any, tuple[Any, ...], Callable[[Ten
 
 
 def gradients(model: nn.Module, run: Callable[[], Tensor]) -> list[Tensor]:
-    """Of all parameters; zero where there is none, as for the constant of a potential."""
+    """Gradients of all parameters; zero for parameters without one, such as the constant of a potential."""
     model.zero_grad()
     run().backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def close(found: list[Tensor], expected: list[Tensor], rtol: float = 1e-4) -> None:
-    """Relative to the largest entry of each."""
-    for a, b in zip(found, expected, strict=True):
+def assert_close(actual: list[Tensor], expected: list[Tensor], rtol: float = 1e-4) -> None:
+    """With a tolerance relative to the largest entry of each expected tensor."""
+    for a, b in zip(actual, expected, strict=True):
         scale = max(float(b.abs().max()), 1e-6)
         assert float((a - b).abs().max()) <= rtol * scale + 1e-7
 
 
-def test_no_public_model_is_left_out() -> None:
+def test_every_public_model_is_tested() -> None:
     kinds = {getattr(models, name) for name in models.__all__}
     public = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, models.SolvingModule)}
     assert {kind.__name__ for kind in public} - {"SolvingModule"} == set(CASES)
@@ -143,12 +143,12 @@ def test_state_dict_round_trip_and_copies(name: str, tmp_path: Path) -> None:
 @every_model
 @pytest.mark.parametrize("adjoint", [sn.Direct(), sn.Backsolve(), sn.Quadrature()], ids=lambda a: type(a).__name__)
 def test_any_adjoint_and_solver(name: str, adjoint: Any) -> None:
-    """The same gradient as the default's, to the tolerance."""
+    """The same gradient as with the default adjoint, up to the tolerance."""
     options: dict[str, Any] = {"solver": "tsit5", "controller": sn.PID(), "rtol": 1e-5, "atol": 1e-7}
     model, batch, loss = make(name, **options)
     expected = gradients(model, lambda: loss(model(*batch)))
     model.options["adjoint"] = adjoint
-    close(gradients(model, lambda: loss(model(*batch))), expected, rtol=2e-2)
+    assert_close(gradients(model, lambda: loss(model(*batch))), expected, rtol=2e-2)
     assert model.backward_nfe > 0 or isinstance(adjoint, sn.Direct)
 
 
@@ -159,14 +159,14 @@ def test_functional_call(name: str) -> None:
     params = {key: value.detach().clone().requires_grad_() for key, value in model.named_parameters()}
     with torch.no_grad():
         for p in model.parameters():
-            p.zero_()  # the module's own are not read
+            p.zero_()  # functional_call must not read the parameters of the module
     loss(torch.func.functional_call(model, params, batch)).backward()
-    close([torch.zeros_like(p) if p.grad is None else p.grad for p in params.values()], direct, rtol=1e-6)
+    assert_close([torch.zeros_like(p) if p.grad is None else p.grad for p in params.values()], direct, rtol=1e-6)
 
 
 @every_model
 def test_autocast(name: str) -> None:
-    """Fields run in half precision, states stay in float32."""
+    """Fields are evaluated in half precision, states stay in float32."""
     model, batch, loss = make(name, **FIXED)
     expected = model(*batch)
     with torch.autocast("cpu", torch.bfloat16):
@@ -185,7 +185,7 @@ def test_compile(name: str) -> None:
     model, batch, loss = make(name, **FIXED)
     expected = gradients(model, lambda: loss(model(*batch)))
     compiled = torch.compile(model, backend="aot_eager")
-    close(gradients(model, lambda: loss(compiled(*batch))), expected)
+    assert_close(gradients(model, lambda: loss(compiled(*batch))), expected)
 
 
 @every_model
@@ -197,21 +197,21 @@ def test_inference_mode(name: str) -> None:
 
 
 def parallel(rank: int, port: int, out: str) -> None:
-    """One of two processes: gradients of half of the batch, averaged by DistributedDataParallel."""
+    """One of two processes: gradients for half of the batch, averaged by DistributedDataParallel."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    found = {}
+    results = {}
     for name in CASES:
         model, batch, loss = make(name, **FIXED)
         half = [half_of(x, rank) for x in batch]
         wrapped = nn.parallel.DistributedDataParallel(model)
-        for _ in range(2):  # the second would stumble over a parameter that the first has left out
-            found[name] = gradients(model, lambda: loss(wrapped(*half)))  # noqa: B023
+        for _ in range(2):  # the second pass fails if the first one left out a parameter
+            results[name] = gradients(model, lambda: loss(wrapped(*half)))  # noqa: B023
     if rank == 0:
-        torch.save(found, out)
+        torch.save(results, out)
     dist.barrier()
-    os._exit(0)  # gloo's threads do not always survive an orderly end of the process
+    os._exit(0)  # gloo's threads sometimes crash during a regular exit
 
 
 def half_of(x: Any, rank: int) -> Any:
@@ -220,22 +220,22 @@ def half_of(x: Any, rank: int) -> Any:
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")
 def test_two_processes(tmp_path: Path) -> None:
-    """Gradients are those of one process with the whole batch."""
+    """The same gradients as in one process with the whole batch."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    spawn(parallel, (port, str(tmp_path / "found.pt")), nprocs=2)
-    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    spawn(parallel, (port, str(tmp_path / "gradients.pt")), nprocs=2)
+    results = torch.load(tmp_path / "gradients.pt", weights_only=True)
     for name in CASES:
         model, batch, loss = make(name, **FIXED)
-        close(found[name], gradients(model, lambda: loss(model(*batch))), rtol=1e-4)  # noqa: B023
+        assert_close(results[name], gradients(model, lambda: loss(model(*batch))), rtol=1e-4)  # noqa: B023
 
 
 def count(module: Any) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def test_models_of_the_paper() -> None:
+def test_parameter_counts_of_the_models_of_the_paper() -> None:
     cde = paper.speech_commands_cde()
     assert (count(cde), count(cde.field), count(cde.initial), count(cde.readout)) == (88_940, 86_050, 1_980, 910)
     net = paper.pendulum_symoden()

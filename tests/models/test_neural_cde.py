@@ -1,4 +1,4 @@
-"""Neural CDEs: irregular times, gaps, lengths; the jumps of their control."""
+"""Neural CDEs: irregular times, missing values, different lengths, and the jumps of the control."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def series(batch: int = 4, knots: int = 9, channels: int = 2, seed: int = 0) -> 
 def model(
     path: str = "linear", channels: int = 2, time: bool = True, intensity: bool = False, **options: Any
 ) -> NeuralCDE:
-    """With a field that is smooth in z, so that tight tolerances are cheap."""
+    """A neural CDE whose field is smooth in z, so that tight tolerances are cheap."""
     torch.manual_seed(1)
     control = time + channels * (1 + intensity)
     field = nn.Sequential(
@@ -38,8 +38,8 @@ FIXED = {"solver": "rk4", "controller": sn.FixedStep(0.5)}
 
 
 @every_path
-def test_it_is_the_controlled_equation(path: str) -> None:
-    """Against dz = F(z) dX solved by hand, with the control's derivative written out."""
+def test_output_solves_the_controlled_equation(path: str) -> None:
+    """Compared with a direct solve of z′ = F(z) dX/dt."""
     net, x = model(path, rtol=1e-8, atol=1e-9), series()
     control = net.control(x)
 
@@ -66,12 +66,12 @@ def test_time_is_the_first_channel_and_intensity_the_last() -> None:
 
 @every_path
 @pytest.mark.parametrize("gaps", [False, True])
-def test_each_series_of_a_mixed_batch_is_as_if_alone(path: str, gaps: bool) -> None:
+def test_a_series_gives_the_same_output_alone_and_in_a_batch(path: str, gaps: bool) -> None:
     x, lengths = series(), torch.tensor([9, 4, 7, 2])
     if gaps:
         x[0, 2:4, 0] = x[2, 5, 1] = torch.nan
     for i, n in enumerate(lengths.tolist()):
-        x[i, n:] = torch.nan if i % 2 else 1e9  # whatever is there
+        x[i, n:] = torch.nan if i % 2 else 1e9  # entries after the end must not matter
     fixed = model(path, **FIXED)
     together = fixed(x, lengths=lengths)
     rtol = 1e-4
@@ -84,7 +84,7 @@ def test_each_series_of_a_mixed_batch_is_as_if_alone(path: str, gaps: bool) -> N
 
 
 @every_path
-def test_mixed_lengths_and_times_of_their_own(path: str) -> None:
+def test_different_lengths_and_times_per_series(path: str) -> None:
     x, lengths = series(), torch.tensor([9, 4, 7, 2])
     times = torch.rand(4, 9, generator=torch.Generator().manual_seed(3), dtype=torch.float64).add(0.2).cumsum(1)
     net = model(path, **FIXED)
@@ -92,10 +92,10 @@ def test_mixed_lengths_and_times_of_their_own(path: str) -> None:
     loose = model(path, rtol=1e-4, atol=1e-4)
     shared = loose(x, times, lengths)
     for i, n in enumerate(lengths.tolist()):
-        alone, own = x[i : i + 1, :n], times[i : i + 1, :n]
-        torch.testing.assert_close(together[i], net(alone, own)[0], rtol=0.0, atol=1e-12)
-        # On its own clock, as a single series with times that it shares with no one.
-        exact = model(path, rtol=1e-9, atol=1e-10)(alone, own[0])[0]
+        alone, alone_times = x[i : i + 1, :n], times[i : i + 1, :n]
+        torch.testing.assert_close(together[i], net(alone, alone_times)[0], rtol=0.0, atol=1e-12)
+        # With 1-D times the time of the solve is that of the observations, not the index of the knot.
+        exact = model(path, rtol=1e-9, atol=1e-10)(alone, alone_times[0])[0]
         torch.testing.assert_close(shared[i], exact, rtol=0.0, atol=1e-3)
 
 
@@ -117,12 +117,12 @@ def test_gradients_of_data_and_parameters(path: str, adjoint: Any) -> None:
         net, x = model(path, rtol=1e-8, atol=1e-9, adjoint=each), series(batch=2, knots=5).requires_grad_()
         net(x).square().sum().backward()
         grads.append([x.grad, *(p.grad for p in net.parameters())])
-    for exact, found in zip(*grads, strict=True):
-        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
+    for exact, grad in zip(*grads, strict=True):
+        torch.testing.assert_close(grad, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_times_may_be_differentiated() -> None:
-    """Without a time channel nothing depends on when the observations come; with one, as differences say."""
+    """Without a time channel the gradient is zero; with one it agrees with difference quotients."""
     x, times = series(batch=2, knots=4), torch.tensor([0.0, 0.7, 1.5, 3.0], dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(model(time=False, rtol=1e-8)(x, times).sum(), [times])
     assert float(grad.abs().max()) < 1e-6
@@ -144,7 +144,7 @@ def test_a_users_jumps_are_added_to_those_of_the_path() -> None:
     assert net.stats[0].jumps == 7
 
 
-def test_rectilinear_runs_on_the_clock_of_the_observations() -> None:
+def test_rectilinear_paths_use_the_times_of_the_observations() -> None:
     net, x = model("rectilinear", **FIXED), series()
     assert net(x, ts="knots").shape == (9, 4, 3)
     torch.testing.assert_close(net(x, ts=range(9))[-1], net(x))
@@ -162,7 +162,7 @@ def test_outputs_at_chosen_times() -> None:
 
 
 def test_causality_of_rectilinear_paths() -> None:
-    """The output at an observation does not change with what is observed later; with splines it does."""
+    """The output at an observation does not depend on later observations; with splines it does."""
     x, changed = series(), series()
     changed[:, 5:] += 1.0
     for path, same in (("rectilinear", True), ("natural_cubic", False)):
@@ -171,12 +171,13 @@ def test_causality_of_rectilinear_paths() -> None:
         assert close is same, path
 
 
-@pytest.mark.filterwarnings("ignore::seminode.DriftWarning")  # noise cannot be run backwards, but counted it can
+@pytest.mark.filterwarnings("ignore::seminode.DriftWarning")  # the test only counts jumps
 @pytest.mark.parametrize("published", [False, True])
 def test_jumps_of_a_piecewise_linear_path(published: bool) -> None:
-    """161 knots, 159 of them inside. The published backward solve runs past its end, and so across the first one too.
+    """161 knots, 159 of them inside the interval.
 
-    A forward solve never runs past its end: there is nothing behind the last knot.
+    The published backward solve steps past its end and so crosses the first knot, too. A forward solve never steps past
+    its end, because the path is not defined after the last knot.
     """
     x = series(batch=2, knots=161, channels=2)
     net = model(rtol=1e-3, atol=1e-3, adjoint=sn.Backsolve(restart="fresh" if published else "carry"))
@@ -194,15 +195,15 @@ def test_smooth_paths_have_no_jumps() -> None:
     assert net.stats[0].jumps == 0
 
 
-def test_a_path_may_be_made_before() -> None:
+def test_a_path_as_input() -> None:
     net, x = model(**FIXED), series()
     assert torch.equal(net(net.control(x)), net(x))
-    with pytest.raises(ValueError, match="times, lengths: a path has its own"):
+    with pytest.raises(ValueError, match="times, lengths: expected None with a path"):
         net(net.control(x), lengths=torch.tensor([9, 4, 7, 2]))
 
 
 def test_log_ode_windows() -> None:
-    """A path of log-signatures: fewer, larger steps."""
+    """The control is a path of log-signatures of windows."""
     x = paths.append_time(series(knots=33))
     control = paths.logsignature_windows(x, depth=2, window_length=8.0)
     if isinstance(control, Tensor):
@@ -223,7 +224,7 @@ LENGTHS = torch.tensor([9, 4, 7, 2])
         (lambda: model()(series().fill_(torch.nan)), r"x\[0, :, 1\]: expected at least one observation"),
         (lambda: model()(series(), lengths=torch.tensor([9, 4, 7, 10])), "lengths"),
         (lambda: model()(series(), series()[:, :, 0].abs().cumsum(1), ts=[0.0, 1.0]), "ts: expected None or 'knots'"),
-        (lambda: model()(series(), ts=[5.0, 8.0]), "ts: expected increasing times that begin with the first knot, 0"),
+        (lambda: model()(series(), ts=[5.0, 8.0]), "ts: expected increasing times that start at the first knot, 0"),
         (lambda: model()(series(), ts=[8.0, 0.0]), "ts: expected increasing times"),
         (lambda: model()(series(), ts="steps"), "ts: expected times or 'knots', found 'steps'"),
         (lambda: model()(paths.append_time(series())[0]), "x: expected"),
@@ -235,7 +236,7 @@ LENGTHS = torch.tensor([9, 4, 7, 2])
         (lambda: NeuralCDE(2, 5, time=2), "time: expected True or False"),  # type: ignore[arg-type]
         (lambda: model()(paths.linear(series())), "x: expected a path with 3 channels, found 2"),
         (lambda: model("spline"), "path: expected one of linear, rectilinear"),
-        (lambda: model("rectilinear", time=False), "path: 'rectilinear' moves along the time channel"),
+        (lambda: model("rectilinear", time=False), "path: 'rectilinear' needs the time channel"),
         (lambda: NeuralCDE(0, 5), "channels: expected a whole number of at least 1, found 0"),
         (lambda: MatrixField(3, 2, layers=0), "layers: expected a whole number of at least 1, found 0"),
     ],
@@ -246,7 +247,7 @@ def test_bad_input(call: Any, message: str) -> None:
 
 
 def test_matrix_field_is_row_major() -> None:
-    """The hidden index comes first."""
+    """The hidden index is the slower one."""
     net = MatrixField(4, 3, width=6, layers=2).double()
     z = torch.randn(5, 4, dtype=torch.float64)
     *inner, last, _, _ = net

@@ -1,4 +1,4 @@
-"""Neural ODEs: what goes in, what comes out, and STEER."""
+"""Neural ODEs: inputs, outputs, costs and STEER."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seminode.models.running import Evaluation, Regulariser, per_sample_mean
 
 
 class Turn(nn.Module):
-    """z′ = ω·(−z₂, z₁): a rotation, so that everything has a closed form."""
+    """z′ = ω·(−z₂, z₁): a rotation, whose solution is known in closed form."""
 
     def __init__(self, omega: float = 1.0):
         super().__init__()
@@ -73,7 +73,7 @@ def test_a_convolutional_readout_gets_batches_of_images() -> None:
 
 
 @pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Direct(), sn.Backsolve(), sn.Quadrature()])
-def test_gradients_whatever_the_adjoint(adjoint: Any) -> None:
+def test_gradients_of_every_adjoint(adjoint: Any) -> None:
     x = points().requires_grad_()
     model = NeuralODE(Turn(0.7), adjoint=adjoint, rtol=1e-8, atol=1e-10)
     model(x).pow(3).sum().backward()
@@ -98,7 +98,7 @@ def test_counts() -> None:
     assert pickle.loads(pickle.dumps(model)).nfe == 0
 
 
-def test_costs_are_integrals_that_do_not_steer() -> None:
+def test_costs_are_integrals_outside_error_control() -> None:
     x = points()
     plain = NeuralODE(Turn(2.0), rtol=1e-6, atol=1e-6)
     costly = NeuralODE(Turn(2.0), regularisers=[Speed()], rtol=1e-6, atol=1e-6)
@@ -115,14 +115,14 @@ def test_costs_are_integrals_that_do_not_steer() -> None:
     torch.testing.assert_close(fixed(x, costs=True)[1], costs, rtol=1e-3, atol=1e-4)
 
 
-def test_costs_do_not_turn_negative_with_time() -> None:
+def test_costs_are_positive_in_both_directions_of_time() -> None:
     model = NeuralODE(Turn(2.0), regularisers=[Speed()], rtol=1e-6, atol=1e-6)
-    _, there = model(points(), ts=[0.0, 1.0], costs=True)
-    _, back = model(points(), ts=[1.0, 0.0], costs=True)
-    torch.testing.assert_close(back, there, rtol=1e-4, atol=1e-6)
+    _, forward = model(points(), ts=[0.0, 1.0], costs=True)
+    _, backward = model(points(), ts=[1.0, 0.0], costs=True)
+    torch.testing.assert_close(backward, forward, rtol=1e-4, atol=1e-6)
 
 
-def test_norms_and_tolerances_of_the_state_serve_with_costs_too() -> None:
+def test_norms_and_tolerances_for_the_state_also_work_with_costs() -> None:
     options: dict[str, Any] = {"norm": lambda z: z.abs().max(), "atol": torch.tensor([1e-3, 1e-6]).double()}
     model = NeuralODE(Turn(2.0), regularisers=[Speed()], **options)
     model(points())
@@ -131,7 +131,7 @@ def test_norms_and_tolerances_of_the_state_serve_with_costs_too() -> None:
     assert model.nfe == nfe
 
 
-def test_steer_draws_ends_in_training_only() -> None:
+def test_steer_samples_end_times_only_in_training() -> None:
     torch.manual_seed(0)
     model, x = NeuralODE(lambda t, z: torch.ones_like(z), steer=0.4, rtol=1e-6), torch.zeros(1, 1, dtype=torch.float64)
     ends = torch.cat([model(x).flatten() for _ in range(200)])
@@ -151,7 +151,7 @@ def test_steer_keeps_times_in_order() -> None:
         assert bool((moved.diff() < 0).all())
         assert float((moved - ts).abs().max()) <= 0.24
     assert torch.equal(steer(ts, 0.0), ts)
-    with pytest.raises(ValueError, match=r"width: expected below 0\.25 .* found 0\.25"):
+    with pytest.raises(ValueError, match=r"width: expected below 0\.25, .* found 0\.25"):
         steer(ts, 0.25)
     assert steer(torch.arange(3), 0.2).dtype == torch.float64
     with pytest.raises(ValueError, match="ts: expected shape"):
@@ -161,16 +161,16 @@ def test_steer_keeps_times_in_order() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NeuralODE(Turn(), t1=0.0), "t1: expected an end above 0, found 0"),
+        (lambda: NeuralODE(Turn(), t1=0.0), "t1: expected a number above 0, found 0"),
         (lambda: NeuralODE(Turn(), t1=-1.0), "t1: expected a finite number of at least 0, found -1"),
         (lambda: NeuralODE(Turn(), augment=-1), "augment: expected a whole number of at least 0, found -1"),
-        (lambda: NeuralODE(Turn(), augment=1, lift=nn.Linear(2, 2)), "augment, lift: expected one of them"),
+        (lambda: NeuralODE(Turn(), augment=1, lift=nn.Linear(2, 2)), "augment, lift: expected at most one of them"),
         (lambda: NeuralODE(Turn(), steer=1.0), "steer: expected below t1 = 1, found 1"),
         (lambda: NeuralODE(None), r"field: expected a callable field\(t, z\), found NoneType"),  # type: ignore[arg-type]
         (lambda: NeuralODE(Turn(), regularisers=Speed()), "regularisers: expected a sequence"),  # type: ignore[arg-type]
         (lambda: NeuralODE(Turn(), regularisers=[Speed]), r"regularisers\[0\]: .* found the class Speed"),  # type: ignore[list-item]
         (lambda: NeuralODE(lambda t, z: z, readout=nn.Linear(4, 2))(torch.zeros(4)), "x: expected a batch"),
-        (lambda: NeuralODE(Turn(), regularisers=[Speed(), Speed()]), "regularisers: expected names of their own"),
+        (lambda: NeuralODE(Turn(), regularisers=[Speed(), Speed()]), "regularisers: expected distinct names"),
         (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),
         (
             lambda: NeuralODE(Turn(), lift=nn.Linear(3, 2))(torch.zeros(4, 5)),
@@ -185,6 +185,6 @@ def test_bad_input(make: Any, message: str) -> None:
         make()
 
 
-def test_repr_names_what_was_chosen() -> None:
+def test_repr_shows_the_arguments() -> None:
     text = repr(NeuralODE(Turn(), augment=2, solver="tsit5", rtol=1e-3))
     assert "augment=2, t1=1, solver='tsit5', rtol=0.001" in text

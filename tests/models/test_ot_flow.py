@@ -1,4 +1,4 @@
-"""OT-Flow: derivatives are exact, integrals are what they say, steps train it as well as the adjoint equation."""
+"""OT-Flow: exact derivatives, the integrals of the objective, and training with discrete and continuous adjoints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from seminode.models.ot_flow import OTFlow, Potential
 SIZES = [(1, 4, 2, 1), (2, 8, 2, 3), (3, 7, 4, 2), (5, 6, 3, 6)]
 
 
-def lively(module: torch.nn.Module) -> None:
-    """Every parameter at random: what starts as zeros or ones may hide a mistake."""
+def randomise(module: torch.nn.Module) -> None:
+    """Random values for all parameters: initial zeros or ones may hide an error."""
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.randn_like(p) / math.sqrt(p.shape[-1]))
@@ -29,14 +29,14 @@ def lively(module: torch.nn.Module) -> None:
 def potential(dim: int, width: int, layers: int, rank: int) -> Potential:
     torch.manual_seed(dim)
     phi = Potential(dim, width, layers, rank).double()
-    lively(phi)
+    randomise(phi)
     return phi
 
 
 def flow(alpha: tuple[float, float, float] = (2.0, 10.0, 3.0), **options: Any) -> OTFlow:
     torch.manual_seed(0)
     model = OTFlow(2, width=8, layers=3, alpha=alpha, **options).double()
-    lively(model)
+    randomise(model)
     return model
 
 
@@ -45,22 +45,22 @@ def samples(n: int, dim: int = 2, seed: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_derivatives_are_those_of_autograd(sizes: tuple[int, int, int, int]) -> None:
+def test_derivatives_agree_with_autograd(sizes: tuple[int, int, int, int]) -> None:
     phi, dim = potential(*sizes), sizes[0]
     x, t = samples(6, dim), torch.tensor(0.3, dtype=torch.float64)
 
     def value(t: Tensor, x: Tensor) -> Tensor:
         return phi(t, x.unsqueeze(0))[0]
 
-    found = phi.derivatives(t, x)
+    derivatives = phi.derivatives(t, x)
     grad_t, grad_x = torch.vmap(torch.func.grad(value, (0, 1)), (None, 0))(t, x)
     hessian = torch.vmap(torch.func.jacrev(torch.func.grad(value, 1), 1), (None, 0))(t, x)
-    torch.testing.assert_close(found.grad_x, grad_x, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.grad_t, grad_t, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.trace, hessian.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(derivatives.grad_x, grad_x, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(derivatives.grad_t, grad_t, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(derivatives.trace, hessian.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-12, atol=1e-12)
 
 
-def test_the_potential_is_the_formula() -> None:
+def test_the_potential_follows_the_formula() -> None:
     phi = potential(2, 5, 3, 2)
     s = torch.tensor([0.4, -1.2, 0.7], dtype=torch.float64)
     u = torch.log(2 * torch.cosh(phi.opening.weight @ s + phi.opening.bias))
@@ -71,7 +71,7 @@ def test_the_potential_is_the_formula() -> None:
 
 
 def test_the_trace_is_cheap() -> None:
-    """O(m²d) a layer: twice the dimension costs at most twice, and far from d times a gradient."""
+    """O(m²d) operations per layer: twice the dimension costs at most twice as much."""
 
     def flops(function: Callable[[], object]) -> int:
         with FlopCounterMode(display=False) as counter:
@@ -93,7 +93,7 @@ def test_large_arguments_do_not_overflow() -> None:
     assert all(torch.isfinite(part).all() for part in phi.derivatives(torch.tensor(0.5), x))
 
 
-def test_rates_are_those_of_the_definition() -> None:
+def test_rates_follow_their_definitions() -> None:
     model = flow()
     x, t = samples(4), torch.tensor(0.6, dtype=torch.float64)
     v, delta, transport, hjb = model.rates(t, (x, x[:, 0], x[:, 0], x[:, 0]))
@@ -134,7 +134,7 @@ def test_inverse_undoes_transform() -> None:
     assert model.sample(7).shape == (7, 2)
 
 
-def test_the_objective_weighs_three_costs() -> None:
+def test_the_objective_is_a_weighted_sum_of_three_costs() -> None:
     model = flow()
     x = samples(9)
     costs = model.costs(x)
@@ -150,17 +150,17 @@ def gradient(model: OTFlow) -> Tensor:
     return torch.cat([grad.flatten() for grad in grads])
 
 
-def test_gradients_on_the_steps() -> None:
+def test_gradients_of_discrete_adjoints() -> None:
     direct, replay = gradient(flow(adjoint=sn.Direct())), gradient(flow())
     assert float((replay - direct).norm() / direct.norm()) < 1e-12
 
 
 @pytest.mark.parametrize("adjoint", [sn.Backsolve(), sn.Quadrature()], ids=lambda a: type(a).__name__)
 def test_gradients_of_continuous_adjoints(adjoint: Any) -> None:
-    """Without the absolute value in the third cost, at whose kinks an integral converges slowly."""
+    """With α_R = 0, because the integral of the third cost converges slowly at the kinks of its absolute value."""
     options: dict[str, Any] = {"alpha": (2.0, 10.0, 0.0), "solver": "dopri5", "rtol": 1e-7, "atol": 1e-7}
-    direct, found = gradient(flow(adjoint=sn.Direct(), **options)), gradient(flow(adjoint=adjoint, **options))
-    assert float((found - direct).norm() / direct.norm()) < 1e-5
+    direct, continuous = gradient(flow(adjoint=sn.Direct(), **options)), gradient(flow(adjoint=adjoint, **options))
+    assert float((continuous - direct).norm() / direct.norm()) < 1e-5
 
 
 def test_the_default_is_a_few_steps_of_rk4() -> None:
@@ -179,7 +179,7 @@ def test_the_default_is_a_few_steps_of_rk4() -> None:
     assert OTFlow(20).potential.A.shape == (10, 21)
 
 
-def test_integrals_do_not_steer() -> None:
+def test_error_control_ignores_the_integrals() -> None:
     x = samples(8)
     with torch.no_grad():
         plain, alone = flow(solver="dopri5"), flow(solver="dopri5")
@@ -188,15 +188,15 @@ def test_integrals_do_not_steer() -> None:
         assert plain.nfe == alone.nfe
 
 
-def test_steps_train_as_well_as_the_adjoint_equation() -> None:
-    """Within 10 % of its negative log-likelihood on held-out data, where a standard normal has a far larger one."""
+def test_four_steps_train_as_well_as_a_continuous_adjoint() -> None:
+    """The NLL on held-out data differs by less than 10 %, and both are far below that of a standard normal."""
     draw, size = torch.Generator().manual_seed(0), torch.tensor([0.3, 0.6])
     x, unseen = (1.0 + size * torch.randn(512, 2, generator=draw) for _ in range(2))
     options = CONTINUOUS | {"rtol": 1e-3, "atol": 1e-3}
-    found = judged(trained_flow(x, 20, batch=64, width=16, **STEPPED), unseen)
+    discrete = judged(trained_flow(x, 20, batch=64, width=16, **STEPPED), unseen)
     reference = judged(trained_flow(x, 20, batch=64, width=16, **options), unseen)
     assert reference < 1.5 < float(standard_normal_nll(unseen))
-    assert abs(found / reference - 1.0) < 0.1
+    assert abs(discrete / reference - 1.0) < 0.1
 
 
 def standard_normal_nll(x: Tensor) -> Tensor:
@@ -206,19 +206,19 @@ def standard_normal_nll(x: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_the_benchmark() -> None:
     x, unseen = moons(2048, 0), moons(2048, 1)
-    found = judged(trained_flow(x, 150, **STEPPED), unseen)
+    discrete = judged(trained_flow(x, 150, **STEPPED), unseen)
     reference = judged(trained_flow(x, 150, **CONTINUOUS), unseen)
     gaussian = gaussian_nll(unseen)
     assert reference < gaussian - 0.3
-    assert abs(found / reference - 1.0) < 0.1
-    assert abs((gaussian - found) / (gaussian - reference) - 1.0) < 0.1
+    assert abs(discrete / reference - 1.0) < 0.1
+    assert abs((gaussian - discrete) / (gaussian - reference) - 1.0) < 0.1
 
 
 def test_the_command_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     techniques.main(["--scale", "0.004"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines[1:5]] == ["spectral training"] * 2 + ["hypersolved Heun", "OT-Flow"]
-    assert "at equal evaluations of f" in lines[-3]
+    assert "at equal NFE" in lines[-3]
 
 
 def test_state_dict_and_repr() -> None:
@@ -229,7 +229,7 @@ def test_state_dict_and_repr() -> None:
     assert "dim=2, alpha=(2.0, 10.0, 3.0)" in repr(model)
 
 
-def test_bad_input_is_named() -> None:
+def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="dim: expected a whole number"):
         OTFlow(0)
     with pytest.raises(ValueError, match="layers: expected a whole number of at least 2, found 1"):

@@ -1,4 +1,4 @@
-"""Regularisers: total derivatives against closed forms, costs and their gradients, and cheaper models for them."""
+"""Regularisers: total derivatives compared with closed forms, costs and their gradients, and saved evaluations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks import regularisation
 from seminode.adjoints import Adjoint
 from seminode.models.derivatives import total_derivatives
 from seminode.models.neural_ode import NeuralODE
-from seminode.models.regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
+from seminode.models.regularisers import JacobianNorm, KineticEnergy, TotalDerivative, TotalDerivativePreset, rnode
 from seminode.models.running import Evaluation, Regulariser, along, integrals_of, noise_for, penalty, start
 from seminode.models.traces import Hutchinson
 
@@ -24,7 +24,7 @@ ORDERS = (1, 2, 3, 4)
 
 
 class Field(nn.Module):
-    """A small network of the state and the time."""
+    """A small network of the state and the time that counts its calls."""
 
     def __init__(self, size: int = 3, width: int = 8, seed: int = 0):
         super().__init__()
@@ -46,11 +46,11 @@ def at(t: float) -> Tensor:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_linear_system_has_the_powers_of_its_matrix(order: int) -> None:
+def test_derivatives_of_a_linear_system_are_powers_of_its_matrix(order: int) -> None:
     A, z = double(4, 4), double(5, 4, seed=1)
-    found = total_derivatives(lambda t, z: z @ A.T, at(0.3), z, order)
+    derivatives = total_derivatives(lambda t, z: z @ A.T, at(0.3), z, order)
     expected = [z @ torch.linalg.matrix_power(A, k).T for k in range(1, order + 1)]
-    torch.testing.assert_close(found, tuple(expected), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(derivatives, tuple(expected), rtol=1e-12, atol=1e-12)
 
 
 CLOSED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Sequence[Tensor]]]] = {
@@ -92,7 +92,7 @@ def test_closed_forms(name: str, order: int) -> None:
 
 
 def test_derivatives_are_those_of_the_solution() -> None:
-    """Differences of an accurate solution around t, by the polynomial through nine of its values."""
+    """Compared with the derivatives of the polynomial through nine values of an accurate solution around t."""
     field, z, t, h = Field(), double(4, 3), 0.4, 0.04
     offsets = torch.arange(-4, 5, dtype=torch.float64)
     options: dict[str, Any] = {"solver": "dopri8", "rtol": 1e-13, "atol": 1e-14}
@@ -101,8 +101,8 @@ def test_derivatives_are_those_of_the_solution() -> None:
         back = sn.solve(field, z, [t - h * k for k in range(5)], **options).ys
     values = torch.cat([back.flip(0)[:-1], ahead]).flatten(1)
     coefficients = torch.linalg.solve(torch.linalg.vander(offsets), values).view(9, *z.shape)
-    for k, found in enumerate(total_derivatives(field, at(t), z, 4), 1):
-        torch.testing.assert_close(found, coefficients[k] * math.factorial(k) / h**k, rtol=3e-6, atol=3e-6)
+    for k, derivative in enumerate(total_derivatives(field, at(t), z, 4), 1):
+        torch.testing.assert_close(derivative, coefficients[k] * math.factorial(k) / h**k, rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -130,23 +130,23 @@ def test_total_derivatives_under_torch_func() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, as Inductor is loaded
 @pytest.mark.parametrize("order", [2, 3])
-def test_a_compiled_pull_back_agrees(order: int) -> None:
+def test_a_compiled_vjp_agrees(order: int) -> None:
     net = Field().net
 
     def velocity(t: Tensor, z: Tensor) -> Tensor:
         return net(torch.cat([z, t.expand(len(z), 1)], -1))
 
-    def pulled(t: Tensor, z: Tensor) -> Tensor:
+    def vjp_of_last(t: Tensor, z: Tensor) -> Tensor:
         last = lambda z: total_derivatives(velocity, t, z, order)[-1]
-        _, pull, *_ = torch.func.vjp(last, z)
-        return pull(torch.ones_like(z))[0]
+        _, vjp_fn, *_ = torch.func.vjp(last, z)
+        return vjp_fn(torch.ones_like(z))[0]
 
     t, z = at(0.3), double(4, 3)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(pulled, fullgraph=True)(t, z), pulled(t, z))
+        torch.testing.assert_close(torch.compile(vjp_of_last, fullgraph=True)(t, z), vjp_of_last(t, z))
 
 
-def test_rates_are_what_their_equations_say() -> None:
+def test_rates_follow_their_equations() -> None:
     field, t, z, v = Field(), at(0.2), double(5, 3), double(5, 3, seed=1)
     here = Evaluation(field, t, z, v)
     f = field(t, z)
@@ -192,7 +192,7 @@ def test_costs_of_exponential_decay() -> None:
 
 
 @pytest.mark.parametrize("regulariser", [*rnode(), TotalDerivative(2, 1.0), TotalDerivative(3, 1.0)], ids=repr)
-def test_costs_do_not_steer(regulariser: Regulariser) -> None:
+def test_error_control_ignores_costs(regulariser: Regulariser) -> None:
     model = NeuralODE(Field(), regularisers=[regulariser], rtol=1e-5, atol=1e-5)
     z0 = 3.0 * double(4, 3)
     plain, nfe = model(z0), model.nfe
@@ -268,12 +268,12 @@ def test_every_adjoint_differentiates_costs(adjoint: Adjoint) -> None:
 
 
 @pytest.mark.parametrize("name", TotalDerivative.PRESETS)
-def test_presets(name: str) -> None:
-    one = TotalDerivative.preset(name)
-    assert (one.order, one.weight) == TotalDerivative.PRESETS[name]
-    assert one == TotalDerivative(one.order, one.weight)
-    assert pickle.loads(pickle.dumps(one)) == one
-    assert one.name == f"derivative{one.order}"
+def test_presets(name: TotalDerivativePreset) -> None:
+    cost = TotalDerivative.preset(name)
+    assert (cost.order, cost.weight) == TotalDerivative.PRESETS[name]
+    assert cost == TotalDerivative(cost.order, cost.weight)
+    assert pickle.loads(pickle.dumps(cost)) == cost
+    assert cost.name == f"derivative{cost.order}"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,11 @@ def test_presets(name: str) -> None:
         (lambda: rnode(jacobian=math.inf), ValueError, "weight: expected a finite number of at least 0, found inf"),
         (lambda: TotalDerivative(0, 1.0), ValueError, "order: expected a whole number of at least 1, found 0"),
         (lambda: TotalDerivative(2, "1"), TypeError, "weight: expected a number, found str"),  # type: ignore[arg-type]
-        (lambda: TotalDerivative.preset("cifar"), ValueError, "name: expected one of mnist-classification, latent-ode"),
+        (
+            lambda: TotalDerivative.preset("cifar"),  # type: ignore[arg-type]
+            ValueError,
+            "name: expected one of mnist-classification, latent-ode",
+        ),
     ],
 )
 def test_bad_arguments(make: Callable[[], Any], kind: type[Exception], message: str) -> None:
@@ -323,7 +327,7 @@ def test_the_largest_weight_that_is_good_enough_is_chosen(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_method_saves_a_quarter_at_no_loss() -> None:
+def test_every_method_saves_a_quarter_of_the_evaluations_at_no_loss() -> None:
     baseline, tried = regularisation.study()
     assert min(one.nfe for one in baseline.seeds) >= 60
     picked = regularisation.chosen(baseline, tried)

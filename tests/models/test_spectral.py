@@ -1,4 +1,4 @@
-"""Spectral training: the series is what it says, both blocks descend, and the field it finds is the one solves find."""
+"""Spectral training: the Legendre series, the alternating optimisation, and fields as good as with solves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trajectory(degree: int = 6) -> SpectralTrajectory:
     return z
 
 
-def test_polynomials_and_their_slopes() -> None:
+def test_legendre_polynomials_and_their_derivatives() -> None:
     x = torch.linspace(-1.0, 1.0, 9, dtype=torch.float64).requires_grad_()
     values, slopes = legendre(x, 12)
     for n in range(13):
@@ -52,7 +52,7 @@ def test_gauss_nodes_integrate_exactly(n: int) -> None:
         assert float((weights * nodes**degree).sum()) == pytest.approx(exact, abs=1e-13)
 
 
-def test_the_initial_value_is_enforced() -> None:
+def test_the_initial_value_is_exact() -> None:
     z = trajectory()
     assert torch.allclose(z(TS[0]), z.y0, rtol=0.0, atol=1e-13)
     assert z(TS).shape == (21, 3, 2)
@@ -60,16 +60,16 @@ def test_the_initial_value_is_enforced() -> None:
     assert [name for name, _ in z.named_parameters()] == ["coefficients"]
 
 
-def test_the_derivative_is_that_of_the_value() -> None:
+def test_the_derivative_agrees_with_difference_quotients() -> None:
     z, h = trajectory(), 1e-6
     inner = TS[1:-1]
     torch.testing.assert_close(z.derivative(inner), (z(inner + h) - z(inner - h)) / (2 * h), rtol=1e-6, atol=1e-6)
 
 
 def test_backward_in_time() -> None:
-    back = SpectralTrajectory(torch.ones(1, dtype=torch.float64), TS.flip(0), 10)
-    back.interpolate(TS, torch.exp(TS - 3.0).unsqueeze(1))
-    torch.testing.assert_close(back.derivative(TS), back(TS), rtol=1e-6, atol=1e-6)
+    z = SpectralTrajectory(torch.ones(1, dtype=torch.float64), TS.flip(0), 10)
+    z.interpolate(TS, torch.exp(TS - 3.0).unsqueeze(1))
+    torch.testing.assert_close(z.derivative(TS), z(TS), rtol=1e-6, atol=1e-6)
 
 
 def test_interpolation_recovers_a_polynomial() -> None:
@@ -94,8 +94,8 @@ def test_the_residual_of_a_solution_vanishes(vectorise: bool) -> None:
     torch.testing.assert_close(*both)
 
 
-def test_each_block_takes_its_own_steps() -> None:
-    """The first step of Adam moves each entry by the learning rate, against the sign of the objective's gradient."""
+def test_coefficients_and_parameters_have_their_own_learning_rates() -> None:
+    """The first step of Adam changes each entry by the learning rate, against the sign of the gradient."""
     field, z = Linear(0.1), trajectory()
     before = z.coefficients.detach().clone()
 
@@ -104,16 +104,16 @@ def test_each_block_takes_its_own_steps() -> None:
 
     total = 3.0 * loss(z) + residual(field, z, z.nodes(12)).square().mean()
     (grad,) = torch.autograd.grad(total, z.coefficients)
-    (found,) = train_spectral(field, z, loss, gamma=3.0, steps=1, lr_coefficients=1e-4, lr_field=1e-3)
+    (losses,) = train_spectral(field, z, loss, gamma=3.0, steps=1, lr_coefficients=1e-4, lr_field=1e-3)
     torch.testing.assert_close(z.coefficients - before, -1e-4 * grad.sign(), rtol=1e-4, atol=1e-9)
     assert abs(float(field.rate.detach()) - 0.1) == pytest.approx(1e-3, rel=1e-4)
-    assert found.total == pytest.approx(3.0 * found.loss + found.residual)
+    assert losses.total == pytest.approx(3.0 * losses.loss + losses.residual)
     assert z.coefficients.grad is None
     assert field.rate.grad is None
     assert len(train_spectral(field, z, loss, steps=4, rounds=(2, 3))) == 4
 
 
-def test_a_known_rate_is_found() -> None:
+def test_a_known_rate_is_recovered() -> None:
     truth, field = Linear(-0.4), Linear()
     y0 = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     data = sn.solve(truth, y0, TS, rtol=1e-9, atol=1e-9).ys.detach()
@@ -125,21 +125,21 @@ def test_a_known_rate_is_found() -> None:
 
 
 def test_the_field_is_as_good_as_one_trained_through_solves() -> None:
-    """Within 10 % of its loss, judged by accurate solves with either; both are near the level of the noise."""
+    """By accurate solves with both fields, the loss is at most 10 % larger and near the level of the noise."""
     problem = Trajectories.drawn(16, 0, end=2.0, times=17, noise=0.1)
-    found = problem.loss(spectral_field(problem, 150, degree=8))
+    loss = problem.loss(spectral_field(problem, 150, degree=8))
     reference = problem.loss(solved_field(problem, 100, lr=5e-2))
     assert reference < 1.2 * problem.floor
-    assert found < 1.1 * reference
+    assert loss < 1.1 * reference
 
 
 @pytest.mark.slow
 def test_the_benchmark() -> None:
     problem, unseen = Trajectories.drawn(64, 0), Trajectories.drawn(64, 10)
-    found, reference = spectral_field(problem, 1000), solved_field(problem, 1500)
+    field, reference = spectral_field(problem, 1000), solved_field(problem, 1500)
     assert problem.loss(reference) < 1.1 * problem.floor
-    assert problem.loss(found) < 1.1 * problem.loss(reference)
-    assert unseen.loss(found) < 1.1 * unseen.loss(reference)
+    assert problem.loss(field) < 1.1 * problem.loss(reference)
+    assert unseen.loss(field) < 1.1 * unseen.loss(reference)
 
 
 def test_state_dict_and_repr() -> None:
@@ -149,13 +149,13 @@ def test_state_dict_and_repr() -> None:
     assert "shape=(3, 2), t0=1, t1=3, degree=6" in repr(z)
 
 
-def test_bad_input_is_named() -> None:
+def test_errors_name_the_argument() -> None:
     y0 = torch.zeros(2)
     with pytest.raises(
         TypeError, match=r"y0: expected a tensor of a floating-point or complex dtype, found torch.int64"
     ):
         SpectralTrajectory(torch.zeros(2, dtype=torch.int64), [0.0, 1.0], 3)
-    with pytest.raises(ValueError, match="ts: expected a first and another last time"):
+    with pytest.raises(ValueError, match="ts: expected finite times whose first and last differ"):
         SpectralTrajectory(y0, [0.0, 0.0], 3)
     with pytest.raises(ValueError, match="degree: expected a whole number"):
         SpectralTrajectory(y0, [0.0, 1.0], 0)

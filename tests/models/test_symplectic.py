@@ -1,4 +1,4 @@
-"""Symplectic ODE-Net: Hamilton's equations, the textbook's values in less time, and a controller that lifts."""
+"""Symplectic ODE-Net: Hamilton's equations, agreement with the textbook implementation, and control."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def points(dof: int = 2, inputs: int | None = None, batch: int = 5) -> Tensor:
     return torch.cat((q.cos(), q.sin(), w, u), -1)
 
 
-def test_the_published_size() -> None:
+def test_the_published_number_of_parameters() -> None:
     model = SymplecticODENet()
     assert [size(net) for net in (model.inverse_mass, model.potential, model.input_matrix)] == [324_003, 92_101, 93_004]
     assert size(model) == 509_108
@@ -47,22 +47,22 @@ def test_the_published_size() -> None:
 
 
 def test_entries_of_the_inverse_mass() -> None:
-    """Outputs (a, b, o) are L = ((a, 0), (o, b)); for three angles the rows below the diagonal follow one another."""
+    """Outputs (a, b, o) give L = ((a, 0), (o, b)); for three angles, entries below the diagonal follow row by row."""
     field = small().field
     L = field.factor(torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64))
     assert L.tolist() == [[2.0, 0.0], [5.0, 3.0]]
     assert field.squared(L).tolist() == [[4.1, 10.0], [10.0, 34.1]]
     L = small(3).field.factor(torch.arange(1.0, 7.0, dtype=torch.float64))
     assert L.tolist() == [[1.0, 0.0, 0.0], [4.0, 2.0, 0.0], [5.0, 6.0, 3.0]]
-    found = field.inverse_mass_matrix(points()[:, :4])
-    assert bool((torch.linalg.eigvalsh(found.detach()) > 0.1 - 1e-12).all())
+    inverse = field.inverse_mass_matrix(points()[:, :4])
+    assert bool((torch.linalg.eigvalsh(inverse.detach()) > 0.1 - 1e-12).all())
     g = field.actuation(points()[:, :4])
     torch.testing.assert_close(g.flatten(1), field.input_matrix(points()[:, :4]))
 
 
 @pytest.mark.parametrize(("dof", "inputs"), [(1, 1), (2, 2), (3, 2), (2, 3)])
 def test_field_is_hamiltonian(dof: int, inputs: int) -> None:
-    """Against Hamilton's equations in (q, p), differentiated by other means."""
+    """Compared with Hamilton's equations in (q, p), differentiated by torch.func."""
     model, x = small(dof, inputs), points(dof, inputs)[0]
     field = model.field
     cos, sin, w, u = x.split((dof, dof, dof, inputs))
@@ -83,19 +83,19 @@ def test_field_is_hamiltonian(dof: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("other", [Textbook, Rows])
-def test_the_values_of_the_textbook(other: type[nn.Module]) -> None:
-    """In float32 and full size: the field, with and without a graph, and its gradients."""
+def test_agrees_with_the_textbook(other: type[nn.Module]) -> None:
+    """In float32 and at full size: the field, with and without an autograd graph, and its gradients."""
     torch.manual_seed(0)
     ours = SymplecticODENet().field
     theirs = other(ours)
     x = pendulum.samples(16, 1, torch.Generator().manual_seed(0))[0].float()
     cotangent = torch.randn_like(x)
-    (found, grads), (expected, references) = product(ours, x, cotangent), product(theirs, x, cotangent)
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+    (value, grads), (expected, references) = product(ours, x, cotangent), product(theirs, x, cotangent)
+    assert float((value - expected).abs().max() / expected.abs().max()) < 1e-5
     torch.testing.assert_close(evaluation(ours, x), evaluation(theirs, x), rtol=1e-5, atol=1e-5)
     unused = [grad is None for grad in grads]
     assert unused == [grad is None for grad in references]
-    assert sum(unused) == 1  # V is known up to a constant
+    assert sum(unused) == 1  # the constant of V has no gradient
     for grad, reference in zip(grads, references, strict=True):
         if grad is not None and reference is not None:
             assert float((grad - reference).norm() / reference.norm()) < 1e-5
@@ -110,20 +110,19 @@ def test_the_benchmark_prints_its_table() -> None:
 
 @pytest.mark.slow
 def test_faster_than_the_textbook() -> None:
-    found = benchmark.measure(repeats=10)
-    for times in found.values():
+    for times in benchmark.measure(repeats=10).values():
         assert min(times["textbook"]) > 1.5 * min(times["seminode"])
 
 
 def test_field_differentiates_inside_no_grad() -> None:
     field, x = small().field, points()
     with torch.no_grad():
-        silent = field(T, x)
-        asked = field(T, x.clone().requires_grad_())
-    assert not silent.requires_grad
-    assert not asked.requires_grad
-    torch.testing.assert_close(silent, field(T, x).detach())
-    torch.testing.assert_close(silent, asked)
+        value = field(T, x)
+        of_leaf = field(T, x.clone().requires_grad_())
+    assert not value.requires_grad
+    assert not of_leaf.requires_grad
+    torch.testing.assert_close(value, field(T, x).detach())
+    torch.testing.assert_close(value, of_leaf)
 
 
 def test_field_under_transforms() -> None:
@@ -147,15 +146,15 @@ def test_field_can_be_differentiated(dof: int) -> None:
     torch.autograd.gradcheck(value, (x, *weights), fast_mode=True)
 
 
-def pulled(field: SymplecticField, x: Tensor) -> Tensor:
+def field_vjp(field: SymplecticField, x: Tensor) -> Tensor:
     return torch.func.vjp(lambda x: field(T, x), x)[1](x)[0]
 
 
 def test_field_is_one_graph() -> None:
-    """Nothing breaks the graph, neither of the field nor of its pull-back."""
+    """No graph breaks, neither in the field nor in its VJP."""
     field, x = small().field, points()
     with torch.no_grad():
-        for function in (lambda x: field(T, x), lambda x: pulled(field, x)):
+        for function in (lambda x: field(T, x), lambda x: field_vjp(field, x)):
             compiled = torch.compile(function, fullgraph=True, backend="eager")
             torch.testing.assert_close(compiled(x), function(x))
 
@@ -165,12 +164,12 @@ def test_field_is_one_graph() -> None:
 def test_field_compiles() -> None:
     field, x = small().field, points()
     with torch.no_grad():
-        for function in (lambda x: field(T, x), lambda x: pulled(field, x)):
+        for function in (lambda x: field(T, x), lambda x: field_vjp(field, x)):
             torch.testing.assert_close(torch.compile(function, fullgraph=True)(x), function(x))
 
 
 def test_energy_is_conserved_without_torques() -> None:
-    """And the observed variables stay what they are: cos² + sin² = 1, u constant."""
+    """Also cos² + sin² = 1, and u is constant."""
     model, x0 = small(rtol=1e-11, atol=1e-11), points()
     x0[:, 6:] = 0.0
     with torch.no_grad():
@@ -186,7 +185,7 @@ def test_energy_is_conserved_without_torques() -> None:
 
 
 def test_training_through_a_solve() -> None:
-    """A few iterations on windows of the data bring down the loss, and all are counted."""
+    """A few iterations on windows of the data reduce the loss, and the evaluations are counted."""
     torch.manual_seed(0)
     model = SymplecticODENet(
         mass_hidden=(32, 32), potential_hidden=(32,), input_hidden=(32,), rtol=1e-4, atol=1e-4, adjoint=sn.Replay()
@@ -211,26 +210,26 @@ def test_training_through_a_solve() -> None:
     [sn.Replay(), sn.Checkpointed(2), sn.Backsolve(), sn.Interpolating(), sn.Quadrature()],
     ids=lambda adjoint: type(adjoint).__name__,
 )
-def test_every_adjoint_has_the_gradient(adjoint: Adjoint) -> None:
+def test_gradients_of_every_adjoint(adjoint: Adjoint) -> None:
     model, x0 = small(rtol=1e-8, atol=1e-8), points().requires_grad_()
     inputs = [x0, *(p for name, p in model.named_parameters() if name != "field.potential.4.bias")]
     grads = []
     for each in (sn.Direct(), adjoint):
         model.options["adjoint"] = each
-        found = torch.autograd.grad(model(x0, [0.0, 0.2, 0.5]).square().sum(), inputs)
-        grads.append(torch.cat([grad.flatten() for grad in found]))
+        parts = torch.autograd.grad(model(x0, [0.0, 0.2, 0.5]).square().sum(), inputs)
+        grads.append(torch.cat([grad.flatten() for grad in parts]))
     assert float((grads[1] - grads[0]).norm() / grads[0].norm()) < 1e-6
 
 
 def test_control_inverts_the_potential() -> None:
-    """In closed loop p′ = −∂T/∂q + ∂V/∂q − q′: the learned potential is upside down, and there is friction."""
+    """In closed loop p′ = −∂T/∂q + ∂V/∂q − q′: the learned potential is inverted and the motion is damped."""
     model, x = small(), points()
     u = model.control(x[:, :6])
     assert u.shape == (5, 2)
     torch.testing.assert_close(model.control(x), u)
     g = model.field.actuation(x[:, :4])
-    wanted = 2.0 * model.field.force(x) - x[:, 4:6]
-    torch.testing.assert_close((g @ u.unsqueeze(-1)).squeeze(-1), wanted)
+    target = 2.0 * model.field.force(x) - x[:, 4:6]
+    torch.testing.assert_close((g @ u.unsqueeze(-1)).squeeze(-1), target)
     still = model.control(x, potential_gain=0.0, damping=0.0)
     assert float(still.detach().abs().max()) == 0.0
     damped = model.control(x, potential_gain=0.0, damping=3.0)
@@ -238,14 +237,14 @@ def test_control_inverts_the_potential() -> None:
     for dof, inputs in ((1, 1), (3, 3), (2, 3)):
         model, x = small(dof, inputs), points(dof, inputs)
         g, u = model.field.actuation(x[:, : 2 * dof]), model.control(x)
-        wanted = 2.0 * model.field.force(x) - x[:, 2 * dof : 3 * dof]
-        torch.testing.assert_close((g @ u.unsqueeze(-1)).squeeze(-1), wanted)
+        target = 2.0 * model.field.force(x) - x[:, 2 * dof : 3 * dof]
+        torch.testing.assert_close((g @ u.unsqueeze(-1)).squeeze(-1), target)
     with torch.no_grad():
         assert not model.control(x).requires_grad
 
 
 @pytest.mark.slow
-def test_the_controller_lifts_the_pendulum() -> None:
+def test_the_controller_swings_the_pendulum_up() -> None:
     torch.manual_seed(0)
     model = SymplecticODENet()
     losses = pendulum.fit_accelerations(model.field, 800)
@@ -263,12 +262,12 @@ def test_state_dict_copies_and_repr() -> None:
     assert torch.equal(model(x0, [0.0, 0.3]), other(x0, [0.0, 0.3]))
     assert torch.equal(copy.deepcopy(model)(x0, [0.0, 0.3]), model(x0, [0.0, 0.3]))
     assert model.extra_repr() == "dof=2, inputs=2, floor=0.1, rtol=1e-06"
-    assert len(model.state_dict()) == 20  # parameters alone
+    assert len(model.state_dict()) == 20  # parameters only
     exact = small().field.squared(torch.zeros(2, 2, dtype=torch.float64))
-    assert exact[0, 0].item() == 0.1  # to all digits of float64
+    assert exact[0, 0].item() == 0.1  # exact in float64
 
 
-def test_bad_input_is_named() -> None:
+def test_errors_name_the_argument() -> None:
     model, x = small(), points()
     with pytest.raises(ValueError, match="dof: expected a whole number of at least 1, found 0"):
         SymplecticODENet(0)
@@ -288,5 +287,5 @@ def test_bad_input_is_named() -> None:
         model.energy(x[:, :7])
     with pytest.raises(TypeError, match=r"x0: expected a floating-point dtype, found torch.int64"):
         model(x.long(), [0.0, 1.0])
-    with pytest.raises(ValueError, match="control: expected as many inputs as angles, found 1 for 2"):
+    with pytest.raises(ValueError, match="control: expected at least as many inputs as angles, found 1 for 2"):
         small(2, 1).control(points(2, 1))

@@ -1,26 +1,30 @@
-"""Models whose forward pass solves a differential equation, and the techniques around them."""
+"""Models whose forward pass solves a differential equation: neural ODEs, neural CDEs, flows and Hamiltonian systems.
+
+Also regularisers, hypersolvers and spectral training, which make their solves cheaper.
+"""
 
 from __future__ import annotations
 
 from .base import SolvingModule
-from .cnf import CNF, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
+from .cnf import CNF, Activation, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
 from .derivatives import total_derivatives
 from .ends import steer
 from .hamiltonian import HamiltonianNet
 from .hypersolver import HyperSolver
 from .images import bits_per_dim
 from .multiscale import MultiscaleCNF
-from .neural_cde import MatrixField, NeuralCDE
+from .neural_cde import MatrixField, NeuralCDE, PathKind
 from .neural_ode import NeuralODE
 from .ot_flow import OTFlow
 from .regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
-from .running import Regulariser, Running, penalty
+from .running import Noise, Regulariser, Running, penalty
 from .spectral import SpectralTrajectory, train_spectral
 from .symplectic import SymplecticODENet
-from .traces import ExactTrace, HollowTrace, Hutchinson, Trace
+from .traces import ExactTrace, HollowTrace, Hutchinson, Trace, TraceName
 
 __all__ = [
     "CNF",
+    "Activation",
     "ConcatConv2d",
     "ConcatLinear",
     "ConcatMLP",
@@ -37,7 +41,9 @@ __all__ = [
     "MultiscaleCNF",
     "NeuralCDE",
     "NeuralODE",
+    "Noise",
     "OTFlow",
+    "PathKind",
     "Regulariser",
     "Running",
     "SolvingModule",
@@ -45,6 +51,7 @@ __all__ = [
     "SymplecticODENet",
     "TotalDerivative",
     "Trace",
+    "TraceName",
     "bits_per_dim",
     "penalty",
     "rnode",

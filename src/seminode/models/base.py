@@ -1,4 +1,4 @@
-"""What every model has in common: its forward pass solves a differential equation, with options of the user's."""
+"""The base class of all models: a module whose forward pass solves a differential equation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .._field.checks import check_count, check_number
 from ..norms import Without
 from ..solution import Record, Solution, Stats
 from ..solve import solve
-from .running import Running, along, integrals_of, noise_for, start
+from .running import Noise, Running, along, integrals_of, noise_for, start
 
-#: Options of `solve` that a model takes; the others are its own business.
+#: Options of `solve` that a user may pass to a model. The model itself sets the other arguments.
 OPTIONS = frozenset(inspect.signature(solve).parameters) - {
     *("field", "y0", "ts", "args", "params", "save", "dense", "throw"),
 }
@@ -25,17 +25,17 @@ OPTIONS = frozenset(inspect.signature(solve).parameters) - {
 class SolvingModule(nn.Module):
     """A module whose forward pass solves a differential equation.
 
-    Every model takes options of [`solve`][seminode.solve] by their names: `solver`, `rtol`, `atol`, `controller`,
-    `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`, `compile`. They are kept in `options`, a dict that
-    may be changed later.
+    Every model accepts the options of [`solve`][seminode.solve] as keyword arguments: `solver`, `rtol`, `atol`,
+    `controller`, `norm`, `adjoint`, `jumps`, `max_steps`, `record`, `progress`, `compile`. They are stored in the dict
+    `options`, which may be changed later.
 
-    Leaves of the state that are only integrals (log-probabilities, running costs) are left out of error control unless
-    `norm` is given; `norm="mixed"` lets every leaf have its say, as in the published experiments.
+    Leaves of the state that are plain integrals (log-probabilities, running costs) are left out of error control unless
+    `norm` is given. `norm="mixed"` includes every leaf, as the published experiments do.
 
     Attributes:
         options: options of `solve`.
-        stats: what the solves of the latest forward pass cost, one [`Stats`][seminode.Stats] each.
-        records: with the option `record`, all that happened in them, one [`Record`][seminode.Record] each.
+        stats: the cost of the solves of the latest forward pass, one [`Stats`][seminode.Stats] per solve.
+        records: with the option `record`, one [`Record`][seminode.Record] per solve of the latest forward pass.
     """
 
     def __init__(self, **options: Any):
@@ -50,18 +50,18 @@ class SolvingModule(nn.Module):
         self._records: tuple[Record, ...] = ()
 
     def _solvers(self) -> list[SolvingModule]:
-        """Those that solve: the model itself, or its parts."""
+        """The modules that call `solve`: the model itself, or its submodules."""
         if self._stats:
             return [self]
         return [m for part in self.children() for m in part.modules() if isinstance(m, SolvingModule)]
 
     @property
     def stats(self) -> tuple[Stats, ...]:
-        return tuple(stats for one in self._solvers() for stats in one._stats)
+        return tuple(stats for module in self._solvers() for stats in module._stats)
 
     @property
     def records(self) -> tuple[Record, ...]:
-        return tuple(record for one in self._solvers() for record in one._records)
+        return tuple(record for module in self._solvers() for record in module._records)
 
     @property
     def nfe(self) -> int:
@@ -70,7 +70,7 @@ class SolvingModule(nn.Module):
 
     @property
     def backward_nfe(self) -> int:
-        """Evaluations of the field in the latest backward pass; 0 before there was one."""
+        """Evaluations of the field in the latest backward pass; 0 before the first one."""
         return sum(stats.backward.nfe for stats in self.stats if stats.backward is not None)
 
     def solve(
@@ -82,7 +82,7 @@ class SolvingModule(nn.Module):
         integrals: Sequence[bool] = (),
         **more: Any,
     ) -> Solution:
-        """Solve with the model's options and count. `integrals` says which leaves of y0 are only integrals."""
+        """Solve with the model's options and keep the statistics. `integrals` flags leaves that are plain integrals."""
         options = {**self.options, **more}
         if any(integrals):
             options.update(_without_integrals(options, integrals))
@@ -98,20 +98,20 @@ class SolvingModule(nn.Module):
         ts: Tensor | Sequence[float],
         running: Sequence[Running] = (),
         *,
-        noise: str = "gaussian",
+        noise: Noise = "gaussian",
         **more: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The solution at all ts, and the running integrals at the last of them, by name."""
+        """The solution at all ts, and the running integrals at the last time, by name."""
         if not running:
             return self.solve(field, z0, ts, **more).ys, {}
         more = {"args": noise_for(running, z0, noise), "integrals": integrals_of(running), **more}
         zs, *integrals = self.solve(partial(along, field, tuple(running)), start(z0, running), ts, **more).ys
-        # A cost is ∫ r |dt|: running a solution backwards does not earn it back.
+        # A cost is ∫ r |dt|: it is positive in either direction of time.
         sign = -1.0 if float(ts[-1]) < float(ts[0]) else 1.0
-        return zs, {one.name: sign * values[-1] for one, values in zip(running, integrals, strict=True)}
+        return zs, {integral.name: sign * values[-1] for integral, values in zip(running, integrals, strict=True)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stats": (), "_records": ()}  # what was counted belongs to a run, not to the model
+        return {**self.__dict__, "_stats": (), "_records": ()}  # statistics are not part of the model
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -119,7 +119,7 @@ class SolvingModule(nn.Module):
 
 @dataclass(frozen=True)
 class OfState:
-    """A norm of one's own, of the state alone."""
+    """A norm that the user wrote for the state z, applied to a state (z, integrals…)."""
 
     norm: Callable[[Any], Any]
 
@@ -128,7 +128,7 @@ class OfState:
 
 
 def _without_integrals(options: dict[str, Any], integrals: Sequence[bool]) -> dict[str, Any]:
-    """Norm and tolerances, which are meant for the state, for one with integrals behind it."""
+    """The user's norm and tolerances are for the state z; adapt them to a state (z, integrals…)."""
     changed: dict[str, Any] = {}
     norm, controller = options.get("norm"), options.get("controller")
     if norm is None and (controller is None or getattr(controller, "adaptive", False)):
@@ -138,19 +138,19 @@ def _without_integrals(options: dict[str, Any], integrals: Sequence[bool]) -> di
     for name in ("rtol", "atol"):
         value = options.get(name)
         if isinstance(value, Tensor) and value.ndim > 0:
-            changed[name] = (value, *(float(value.min()) for one in integrals if one))
+            changed[name] = (value, *(float(value.min()) for is_integral in integrals if is_integral))
     return changed
 
 
 def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> None:
-    """Refuse what is no floating-point tensor (…, c) with c one of `channels`."""
+    """Raise an error unless x is a floating-point tensor of shape (…, c) with c in `channels`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{name}: expected a floating-point dtype, found {x.dtype}")
     if x.ndim == 0 or x.shape[-1] not in channels:
-        wanted = " or ".join(f"(..., {count})" for count in channels)
-        raise ValueError(f"{name}: expected {meaning} of shape {wanted}, found {tuple(x.shape)}")
+        shapes = " or ".join(f"(..., {count})" for count in channels)
+        raise ValueError(f"{name}: expected {meaning} of shape {shapes}, found {tuple(x.shape)}")
 
 
 def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
@@ -162,5 +162,5 @@ def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
 def check_end(t1: Any) -> float:
     t1 = check_number("t1", t1)
     if not t1 > 0.0:
-        raise ValueError(f"t1: expected an end above 0, found {t1:g}")
+        raise ValueError(f"t1: expected a number above 0, found {t1:g}")
     return t1

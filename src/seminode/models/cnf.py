@@ -1,4 +1,4 @@
-r"""Continuous normalising flows, and fields for them that see the time as one more input."""
+r"""Continuous normalising flows, and networks f(t, z) for them whose layers take the time as an additional input."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ from torch.nn import functional
 
 from .._field.checks import check_count
 from .base import SolvingModule, check_end, check_hidden
-from .running import Regulariser, along, check_names, integrals_of, noise_for, start
-from .traces import Trace, chosen_trace
+from .running import Noise, Regulariser, along, check_names, integrals_of, noise_for, start
+from .traces import Trace, TraceName, make_trace
 
-ACTIVATIONS = {"tanh": torch.tanh, "softplus": functional.softplus}
+#: Names of the activations of `ConcatMLP`.
+Activation = Literal["tanh", "softplus"]
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "softplus": functional.softplus}
 
 
 class CNF(SolvingModule):
-    r"""A continuous normalising flow: z′ = f(t, z) carries data at t = 0 to a base density q at t = T.
+    r"""A continuous normalising flow: z′ = f(t, z) maps data at t = 0 to a base density q at t = T.
 
         Δ′ = −tr(∂f/∂z),  Δ(0) = 0,      log p(x) = log q(z(T)) − Δ(T)
 
-    Chen et al. (2018, arXiv:1806.07366), Grathwohl et al. (2019, arXiv:1810.01367). Samples are solved for in the
-    other direction, from T to 0. Δ is only an integral and does not steer the solver, unless `norm="mixed"` is given.
+    Samples are solved for in the other direction, from T to 0. Δ is a plain integral and left out of error control,
+    unless `norm="mixed"` is given.
+
+    References: Chen et al., *Neural Ordinary Differential Equations* (NeurIPS 2018, arXiv:1806.07366); Grathwohl et
+    al., *FFJORD* (ICLR 2019, arXiv:1810.01367).
 
     Arguments:
         field: f(t, z), a module or callable, for z of shape (batch, ...). It must treat samples independently of each
-            other: batch normalisation has no place in it.
-        trace: `"hutchinson"`, an unbiased estimate from one draw of noise a solve; `"exact"`, at one VJP a dimension;
-            `"hollow"`, exact at one VJP, for a `HollowMLP`; or a [`Trace`][seminode.models.traces.Trace].
-        noise: of the estimate: `"gaussian"` (the default) or `"rademacher"`.
-        regularisers: running costs to be integrated along, and returned by `log_prob(x, costs=True)`.
+            other, so it must not contain batch normalisation.
+        trace: `"hutchinson"`, an unbiased estimate from one draw of noise per solve; `"exact"`, one VJP per dimension;
+            `"hollow"`, exact with one VJP, for a `HollowMLP`; or a [`Trace`][seminode.models.traces.Trace].
+        noise: distribution of the noise of the estimate: `"gaussian"` (the default) or `"rademacher"`.
+        regularisers: running costs to integrate with the state; `log_prob(x, costs=True)` returns them.
         t1: the end T of the time interval, above 0.
-        base: the density q, with `log_prob` and `sample`, over whole samples, as
+        base: the density q, an object with `log_prob` and `sample` over whole samples, such as
             `torch.distributions.Independent(...)`; by default a standard normal.
-        options: of [`solve`][seminode.solve]; see [`SolvingModule`][seminode.models.SolvingModule].
+        options: options of [`solve`][seminode.solve]; see [`SolvingModule`][seminode.models.SolvingModule].
 
     Example:
         >>> import torch
@@ -54,8 +60,8 @@ class CNF(SolvingModule):
         self,
         field: Callable[[Tensor, Tensor], Tensor],
         *,
-        trace: str | Trace = "hutchinson",
-        noise: str | None = None,
+        trace: TraceName | Trace = "hutchinson",
+        noise: Noise | None = None,
         regularisers: Sequence[Regulariser] = (),
         t1: float = 1.0,
         base: Any = None,
@@ -65,14 +71,14 @@ class CNF(SolvingModule):
         if not callable(field):
             raise TypeError(f"field: expected a callable field(t, z), found {type(field).__name__}")
         self.field = field
-        self.trace = chosen_trace(trace, noise)
+        self.trace = make_trace(trace, noise)
         self.trace.check(field)
         self.regularisers = check_names(regularisers, Trace.name)
         self.t1 = check_end(t1)
         self.base = base
 
     def forward(self, x: Tensor, costs: bool = False) -> Any:
-        """`log_prob(x)`, for the wrappers that call a module."""
+        """`log_prob(x)`, for wrappers that call the module, such as `DistributedDataParallel`."""
         return self.log_prob(x, costs=True) if costs else self.log_prob(x)
 
     @overload
@@ -82,7 +88,7 @@ class CNF(SolvingModule):
     def log_prob(self, x: Tensor, costs: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def log_prob(self, x: Tensor, costs: bool = False) -> Any:
-        """log p(x), shape (batch,); with `costs` also what the regularisers have integrated, each (batch,)."""
+        """log p(x), shape (batch,); with `costs` also the integral of each regulariser by name, shape (batch,)."""
         if not costs:
             z, delta = self.transform(x)
             return self.base_log_prob(z) - delta
@@ -90,16 +96,16 @@ class CNF(SolvingModule):
         return self.base_log_prob(z) - delta, integrated
 
     def transform(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(z(T), Δ(T)) for z(0) = x and Δ(0) = delta, by default 0."""
-        z, delta, _ = self._carry(x, delta, (0.0, self.t1), ())
+        """(z(T), Δ(T)) for z(0) = x and Δ(0) = `delta`, by default 0."""
+        z, delta, _ = self._integrate(x, delta, (0.0, self.t1), ())
         return z, delta
 
     def transform_with_costs(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The same, and what each regulariser has integrated, by name."""
-        return self._carry(x, delta, (0.0, self.t1), self.regularisers)
+        """Like `transform`, and also the integrals of the regularisers by name."""
+        return self._integrate(x, delta, (0.0, self.t1), self.regularisers)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The x that `transform` takes to z. No divergence is needed, so this is the cheaper direction."""
+        """The x that `transform` maps to z. This direction computes no divergence and is cheaper."""
         check_batch("z", z)
         return self.solve(self.field, z, (self.t1, 0.0), save="last").ys[-1]
 
@@ -111,17 +117,17 @@ class CNF(SolvingModule):
 
     @torch.no_grad()
     def sample(self, shape: int | Sequence[int], with_log_prob: bool = False) -> Any:
-        """Draw from the flow; for gradients through samples call `inverse` on draws from the base.
+        """Draw samples from the flow, without gradients; for those call `inverse` on samples of the base density.
 
         Arguments:
-            shape: (n, ...), or n alone where `base` or the field's `dim` says what one sample looks like.
+            shape: (n, ...), or only n if `base` or the attribute `dim` of the field gives the shape of one sample.
             with_log_prob: also return log p of the samples, from the same solve.
         """
         z = self._draw(shape)
         if not with_log_prob:
             return self.inverse(z)
-        x, delta, _ = self._carry(z, None, (self.t1, 0.0), ())
-        return x, self.base_log_prob(z) + delta  # Δ taken backwards from 0 is −Δ(T)
+        x, delta, _ = self._integrate(z, None, (self.t1, 0.0), ())
+        return x, self.base_log_prob(z) + delta  # solved from T to 0, Δ ends at −Δ(T)
 
     def base_log_prob(self, z: Tensor) -> Tensor:
         """log q(z), shape (batch,)."""
@@ -130,15 +136,15 @@ class CNF(SolvingModule):
         log_prob = self.base.log_prob(z)
         if log_prob.shape != z.shape[:1]:
             raise ValueError(
-                f"base: expected one log-probability a sample, shape {tuple(z.shape[:1])}, found "
+                f"base: expected one log-probability per sample, shape {tuple(z.shape[:1])}, found "
                 f"{tuple(log_prob.shape)}; see torch.distributions.Independent"
             )
         return log_prob
 
-    def _carry(
+    def _integrate(
         self, x: Tensor, delta: Tensor | None, ts: tuple[float, float], regularisers: Sequence[Regulariser]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Solve for z together with Δ and the costs, in either direction."""
+        """Solve for z, Δ and the costs, in either direction of time."""
         check_batch("x", x)
         if delta is not None and delta.shape != x.shape[:1]:
             raise ValueError(f"delta: expected shape {tuple(x.shape[:1])}, found {tuple(delta.shape)}")
@@ -169,10 +175,10 @@ class CNF(SolvingModule):
         return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
 
     def extra_repr(self) -> str:
-        own = f"trace={self.trace!r}, t1={self.t1}"
+        text = f"trace={self.trace!r}, t1={self.t1}"
         if self.regularisers:
-            own += f", regularisers={self.regularisers!r}"
-        return ", ".join(filter(None, (own, super().extra_repr())))
+            text += f", regularisers={self.regularisers!r}"
+        return ", ".join(filter(None, (text, super().extra_repr())))
 
 
 def check_batch(name: str, x: Tensor) -> None:
@@ -191,11 +197,12 @@ def standard_normal_log_prob(z: Tensor) -> Tensor:
 
 
 class ConcatLinear(nn.Module):
-    """A linear layer whose first input is the time: W (t, z) + b.
+    """A linear layer with the time as its first input: W (t, z) + b.
 
     Arguments:
-        inputs, outputs: sizes of the last axis, time not counted.
-        mask: zero, of shape (outputs, inputs), where an output is not to see an input; all of them see the time.
+        inputs, outputs: sizes of the last axis, without the time.
+        mask: of shape (outputs, inputs); zero where an output must not depend on an input. All outputs depend on the
+            time.
 
     >>> ConcatLinear(2, 3)(torch.tensor(0.5), torch.zeros(4, 2)).shape
     torch.Size([4, 3])
@@ -213,16 +220,16 @@ class ConcatLinear(nn.Module):
         if z.shape[-1] != self.inputs:
             raise ValueError(f"z: expected shape (batch, {self.inputs}), found {tuple(z.shape)}")
         weight = self.linear.weight
-        seen = weight[:, 1:] if self.mask is None else weight[:, 1:] * self.mask
-        # The time is the same for the whole batch, so that its column is a part of the bias.
-        return functional.linear(z, seen, self.linear.bias + t * weight[:, 0])
+        z_weight = weight[:, 1:] if self.mask is None else weight[:, 1:] * self.mask
+        # The time is the same for the whole batch, so its column is added to the bias.
+        return functional.linear(z, z_weight, self.linear.bias + t * weight[:, 0])
 
 
 class ConcatConv2d(nn.Module):
-    """A 3×3 convolution, stride 1, padding 1, whose first input channel is the time, constant over the image.
+    """A 3×3 convolution with stride 1 and padding 1 whose first input channel is the time, constant over the image.
 
     Arguments:
-        inputs, outputs: numbers of channels, time not counted.
+        inputs, outputs: numbers of channels, without the time.
 
     >>> ConcatConv2d(1, 3)(torch.tensor(0.5), torch.zeros(4, 1, 8, 8)).shape
     torch.Size([4, 3, 8, 8])
@@ -237,31 +244,31 @@ class ConcatConv2d(nn.Module):
         if z.ndim != 4 or z.shape[1] != self.inputs:
             raise ValueError(f"z: expected shape (batch, {self.inputs}, height, width), found {tuple(z.shape)}")
         weight = self.conv.weight
-        # The channel of the time is the same for the whole batch: it is convolved once, and nothing is copied. Near the
-        # border it is not constant, because of the padding.
-        clock = functional.conv2d(z.new_ones(1, 1, *z.shape[2:]), weight[:, :1], padding=1)
-        return functional.conv2d(z, weight[:, 1:], self.conv.bias, padding=1) + t * clock
+        # The time channel is the same for the whole batch, so it is convolved once and not concatenated to z. The
+        # padding makes the result vary near the border.
+        time_term = functional.conv2d(z.new_ones(1, 1, *z.shape[2:]), weight[:, :1], padding=1)
+        return functional.conv2d(z, weight[:, 1:], self.conv.bias, padding=1) + t * time_term
 
 
 class ConcatMLP(nn.Module):
-    """A multilayer perceptron whose every layer sees the time; a field f(t, z) on (batch, dim).
+    """A multilayer perceptron with the time as an input of every layer: a field f(t, z) for z of shape (batch, dim).
 
     Arguments:
-        dim: of z.
-        widths: of the hidden layers.
+        dim: dimension of z.
+        widths: widths of the hidden layers.
         activation: `"tanh"` or `"softplus"`.
-        zero_init: start with the last layer's weights at zero, as `ConvField` does.
+        zero_init: whether the weights of the last layer start at zero, as in `ConvField`.
 
     >>> ConcatMLP(2, (16, 16))(torch.tensor(0.5), torch.zeros(4, 2)).shape
     torch.Size([4, 2])
     """
 
-    def __init__(self, dim: int, widths: Sequence[int], *, activation: str = "tanh", zero_init: bool = False):
+    def __init__(self, dim: int, widths: Sequence[int], *, activation: Activation = "tanh", zero_init: bool = False):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected {' or '.join(map(repr, ACTIVATIONS))}, found {activation!r}")
         self.dim = check_count("dim", dim)
-        self.activation = activation
+        self.activation: Activation = activation
         sizes = (dim, *check_hidden("widths", widths), dim)
         layers = [ConcatLinear(n, m) for n, m in pairwise(sizes)]
         if zero_init:
@@ -279,15 +286,16 @@ class ConcatMLP(nn.Module):
 
 
 class HollowMLP(nn.Module):
-    """A field fᵢ = τ(zᵢ, hᵢ) on (batch, dim) whose hᵢ sees all coordinates but zᵢ, for `trace="hollow"`.
+    """A field fᵢ = τ(zᵢ, hᵢ) for z of shape (batch, dim), where hᵢ depends on all coordinates but zᵢ.
 
-    Two masked networks make h: in one hᵢ sees the coordinates before zᵢ, in the other those after it. Chen and Duvenaud
-    (2019, arXiv:1912.03579); the masks are those of Germain et al. (2015, arXiv:1502.03509).
+    For `trace="hollow"`. Two masked networks compute h: in one, hᵢ depends on the coordinates before zᵢ, in the other
+    on those after it. Chen and Duvenaud (2019, arXiv:1912.03579); the masks are those of Germain et al. (2015,
+    arXiv:1502.03509).
 
     Arguments:
-        dim: of z.
-        widths: of the hidden layers of both masked networks; τ has one hidden layer, as wide as the last of these.
-        features: size of hᵢ from either network.
+        dim: dimension of z.
+        widths: widths of the hidden layers of both masked networks; τ has one hidden layer of the last of these widths.
+        features: size of hᵢ from each network.
 
     >>> HollowMLP(3, (16, 16))(torch.tensor(0.5), torch.zeros(4, 3)).shape
     torch.Size([4, 3])
@@ -298,7 +306,7 @@ class HollowMLP(nn.Module):
         self.dim, self.features = check_count("dim", dim), check_count("features", features)
         if not check_hidden("widths", widths):
             raise ValueError("widths: expected at least one hidden layer, found none")
-        # A unit of degree k sees the first k coordinates; the i-th h may see units of degree below i alone.
+        # A unit of degree k depends on the first k coordinates; hᵢ depends on units of degree below i only.
         degrees = [torch.arange(dim) + 1, *(torch.arange(n) % max(1, dim - 1) + 1 for n in widths)]
         last = (torch.arange(dim) + 1).repeat_interleave(features)
         masks = [(b[:, None] >= a).float() for a, b in pairwise(degrees)]
@@ -310,12 +318,12 @@ class HollowMLP(nn.Module):
         self.hidden, self.last = ConcatLinear(1 + 2 * features, width), ConcatLinear(width, 1)
 
     def conditioner(self, t: Tensor, z: Tensor) -> Tensor:
-        """h, shape (batch, dim, 2·features)."""
+        """h, of shape (batch, dim, 2·features)."""
         before, after = self._masked(self.before, t, z), self._masked(self.after, t, z.flip(-1)).flip(-2)
         return torch.cat([before, after], -1)
 
     def transformer(self, t: Tensor, z: Tensor, h: Tensor) -> Tensor:
-        """τ(zᵢ, hᵢ), shape (batch, dim)."""
+        """τ(zᵢ, hᵢ), of shape (batch, dim)."""
         return self.last(t, torch.tanh(self.hidden(t, torch.cat([z.unsqueeze(-1), h], -1)))).squeeze(-1)
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
@@ -330,16 +338,16 @@ class HollowMLP(nn.Module):
 
 
 class ConvField(nn.Module):
-    """The field of image flows: concat convolutions with softplus between them, f(t, z) on (batch, channels, h, w).
+    """The field of image flows, for z of shape (batch, channels, h, w): `ConcatConv2d` layers with softplus in between.
 
-    With zero weights in the last convolution (its bias is left as it is) a flow starts as a constant shift, as in
-    Finlay et al. (2020, arXiv:2002.02798).
+    With the weights of the last convolution at zero (its bias keeps its initial value) a flow starts as a constant
+    shift, as in Finlay et al. (2020, arXiv:2002.02798).
 
     Arguments:
-        channels: of z.
+        channels: channels of z.
         hidden: channels of the hidden layers.
-        layers: number of hidden layers; there is one convolution more.
-        zero_init: whether the last convolution's weights start at zero.
+        layers: number of hidden layers; there are `layers` + 1 convolutions.
+        zero_init: whether the weights of the last convolution start at zero.
 
     >>> sum(p.numel() for p in ConvField(1, 32).parameters())
     19978

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._field.checks import check_count
 from .products import vjp
 
-#: (t, z) ↦ (z′, z″, …)
+#: A function (t, z) ↦ (z′, z″, …).
 Derivatives = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -19,13 +19,13 @@ def total_derivatives(
 ) -> tuple[Tensor, ...]:
     r"""(z′, z″, …, z⁽ᴷ⁾) of the solution of z′ = f(t, z) that passes through z at time t.
 
-    Each follows from the one before by the chain rule, z⁽ᵏ⁺¹⁾ = ∂z⁽ᵏ⁾/∂t + (∂z⁽ᵏ⁾/∂z) f. f is evaluated once, whatever
-    K is; each further order makes the whole two to three times as dear. All results can be differentiated.
+    Each derivative follows from the previous one by the chain rule, z⁽ᵏ⁺¹⁾ = ∂z⁽ᵏ⁾/∂t + (∂z⁽ᵏ⁾/∂z) f. f is evaluated
+    once for any K. Each further order multiplies the total cost by two to three. All results are differentiable.
 
     Arguments:
-        velocity: f(t, z), K − 1 times differentiable; for a gradient of the result, K times.
-        t: a 0-d tensor.
-        z: of any shape.
+        velocity: f(t, z), differentiable K − 1 times, or K times if the result is to be differentiated.
+        t: time, a 0-d tensor.
+        z: state, a tensor of any shape.
         order: K, at least 1.
 
     Example:
@@ -38,29 +38,28 @@ def total_derivatives(
     def first(t: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         return (velocity(t, z),)
 
-    upto: Derivatives = first
+    derivatives: Derivatives = first
     for _ in range(order - 1):
-        upto = _one_more(upto)
-    return upto(t, z)
+        derivatives = _next_order(derivatives)
+    return derivatives(t, z)
 
 
-def _one_more(upto: Derivatives) -> Derivatives:
-    """From (z′, …, z⁽ᵏ⁾) to (z′, …, z⁽ᵏ⁺¹⁾) as functions of (t, z).
+def _next_order(derivatives: Derivatives) -> Derivatives:
+    """From the function (t, z) ↦ (z′, …, z⁽ᵏ⁾) to the function (t, z) ↦ (z′, …, z⁽ᵏ⁺¹⁾).
 
-    z⁽ᵏ⁺¹⁾ is a product of the Jacobian of z⁽ᵏ⁾ with the vector (1, f). f is known only after the evaluation that the
-    product is about, and u ↦ uᵀJ is linear with transpose v ↦ Jv: two pull-backs do it with one evaluation, where
-    forward mode would need another one for f.
+    z⁽ᵏ⁺¹⁾ = J (1, f), where J is the Jacobian of z⁽ᵏ⁾ with respect to (t, z). Forward mode would need f before it
+    evaluates z⁽ᵏ⁾, hence a second evaluation. Here the JVP is two VJPs: u ↦ uᵀJ is linear, and its own VJP is v ↦ Jv.
     """
 
-    def further(t: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        known, pull = vjp(upto, t, z)
-        others = tuple(torch.zeros_like(x) for x in known[:-1])
+    def next_derivatives(t: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        values, vjp_fn = vjp(derivatives, t, z)
+        zeros = tuple(torch.zeros_like(x) for x in values[:-1])
 
-        def transposed(u: Tensor) -> tuple[Tensor, ...]:
-            return pull((*others, u))
+        def last_vjp(u: Tensor) -> tuple[Tensor, ...]:
+            return vjp_fn((*zeros, u))
 
-        _, push = vjp(transposed, torch.zeros_like(known[-1]))
-        (following,) = push((torch.ones_like(t), known[0]))
-        return (*known, following)
+        _, jvp_fn = vjp(last_vjp, torch.zeros_like(values[-1]))
+        (following,) = jvp_fn((torch.ones_like(t), values[0]))
+        return (*values, following)
 
-    return further
+    return next_derivatives

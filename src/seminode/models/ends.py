@@ -11,17 +11,18 @@ from .._field.checks import check_number
 
 
 def steer(ts: Tensor | Sequence[float], width: float, generator: torch.Generator | None = None) -> Tensor:
-    r"""Times with all but the first moved at random, each t to a draw from U(t − b, t + b).
+    r"""Perturb all times but the first: each t becomes a sample from U(t − b, t + b).
 
-    A network that is trained on ends drawn anew at every iteration learns dynamics that do not change fast around
-    the true end, and takes the solver fewer steps. Test with the true times.
+    If every training iteration samples new end times, the network learns dynamics that change slowly around the true
+    end, and the solver takes fewer steps. Use the true times for testing.
 
     Reference: Ghosh et al., *STEER: Simple temporal regularization for neural ODEs*, NeurIPS 2020.
 
     Arguments:
         ts: increasing or decreasing times, at least two.
-        width: b, below the first gap between times and below half of the others, so that they stay in order.
-        generator: of the random numbers; by default torch's own.
+        width: b, less than the first interval between times and less than half of each other one, so that the times
+            stay in order.
+        generator: random number generator; by default the global one of torch.
 
     Example:
         >>> import torch
@@ -38,7 +39,8 @@ def steer(ts: Tensor | Sequence[float], width: float, generator: torch.Generator
     gaps[1:] /= 2
     if width >= float(gaps.min()) and width > 0.0:
         raise ValueError(
-            f"width: expected below {float(gaps.min()):g} (the first gap of ts, half of the others), found {width:g}"
+            f"width: expected below {float(gaps.min()):g}, the first interval of ts or half of a later one, "
+            f"found {width:g}"
         )
     draws = torch.rand(len(times) - 1, generator=generator, dtype=times.dtype, device=times.device)
     return torch.cat([times[:1], times[1:] + width * (2 * draws - 1)])

@@ -1,4 +1,4 @@
-"""Fields that are the flow of a learned energy: they conserve it, whatever the networks have learned."""
+"""Hamiltonian neural networks: fields derived from a learned energy, which every solution conserves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .products import vjp
 
 
 def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
-    """Linear layers between the widths, with activations between the layers; PyTorch's own initialisation."""
+    """Linear layers of the given widths with activations between them, initialised by PyTorch's defaults."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), activation()]
@@ -23,7 +23,7 @@ def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequen
 
 
 class HamiltonianField(nn.Module):
-    """q′ = ∂H/∂p, p′ = −∂H/∂q on states (q, p), with H = T(p) + V(q) or a network of (q, p) together."""
+    """q′ = ∂H/∂p, p′ = −∂H/∂q for states (q, p), where H = T(p) + V(q) or one network of (q, p)."""
 
     def __init__(self, dim: int, hidden: Sequence[int], separable: bool, activation: Callable[[], nn.Module]):
         super().__init__()
@@ -42,8 +42,8 @@ class HamiltonianField(nn.Module):
         return self.hamiltonian(x).squeeze(-1)
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
-        H, pull = vjp(self.energy, x)  # states are independent: one product gives the gradients of all
-        dq, dp = pull(torch.ones_like(H))[0].chunk(2, -1)
+        H, vjp_fn = vjp(self.energy, x)  # samples are independent: one VJP gives the gradients of all
+        dq, dp = vjp_fn(torch.ones_like(H))[0].chunk(2, -1)
         return torch.cat((dp, -dq), -1)
 
 
@@ -52,19 +52,21 @@ class HamiltonianNet(SolvingModule):
 
         q′ = ∂H/∂p,   p′ = −∂H/∂q,   H(q, p) = T(p) + V(q)   or   H(q, p)
 
-    The solution conserves H up to the solver's error, so that a learned system neither gains nor loses energy over long
+    The solution conserves H up to the error of the solver, so a learned system neither gains nor loses energy over long
     times. Greydanus, Dzamba and Yosinski, *Hamiltonian Neural Networks* (NeurIPS 2019, arXiv:1906.01563), fit the field
-    to known derivatives; here it may also be fitted through a solve.
+    to known derivatives; `HamiltonianNet` can also be trained through a solve.
 
     Arguments:
-        dim: number of coordinates q, and of momenta p.
-        hidden: widths of the hidden layers of each network; by default those of the paper.
-        separable: whether H = T(p) + V(q), with a network each, as in most of mechanics; else one network of (q, p).
-        activation: makes the activation between layers; it must be differentiable twice, so no ReLU.
-        options: of [`solve`][seminode.solve].
+        dim: number of coordinates q, which is also the number of momenta p.
+        hidden: widths of the hidden layers of each network; the default is that of the paper.
+        separable: whether H = T(p) + V(q) with one network each, as in most mechanical systems, or H is one network of
+            (q, p).
+        activation: a function that returns the activation module. The activation must be twice differentiable, so not
+            ReLU.
+        options: options of [`solve`][seminode.solve].
 
-    `model(x0, ts)` takes states (q, p) of shape (batch, 2·dim) and returns those at all times, (times, batch, 2·dim).
-    `model.field(t, x)` is the vector field, `model.energy(x)` is H, of shape (batch,), known up to a constant.
+    `model(x0, ts)` maps states (q, p) of shape (batch, 2·dim) to the states at all times, (times, batch, 2·dim).
+    `model.field(t, x)` is the vector field. `model.energy(x)` is H, of shape (batch,), determined up to a constant.
 
     Example:
         >>> import torch

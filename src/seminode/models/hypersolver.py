@@ -1,4 +1,4 @@
-"""Hypersolvers: a Runge–Kutta method with a learned correction of its local error."""
+"""Hypersolvers: Runge–Kutta methods with a learned correction of the local error."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Correction = Callable[..., Tensor]
 
 
 class CorrectionNet(nn.Module):
-    """g_ω(ε, z, k₁, …, k_s) for states of shape (batch, dim): an MLP over everything that a step knows.
+    """g_ω(ε, z, k₁, …, k_s) for states of shape (batch, dim): an MLP whose inputs are ε, z and the slopes of the step.
 
-    Inputs and outputs are scaled to the data when it is fitted.
+    `fit` standardises its inputs and scales its outputs to the data.
 
     Arguments:
         dim: size of the state.
-        stages: s, how many slopes the base method evaluates: 2 for Heun's.
-        width, layers: size and number of the hidden layers.
+        stages: s, the number of stages of the base method; 2 for Heun's method.
+        width, layers: width and number of the hidden layers.
     """
 
     shift: Tensor
@@ -58,12 +58,12 @@ class CorrectionNet(nn.Module):
         return self.size * self.net((self.inputs(eps, z, *slopes) - self.shift) / self.spread)
 
     def scale_to(self, pairs: Sequence[Pairs]) -> None:
-        """Standardise to the data that is going to be fitted."""
+        """Set the scales of inputs and outputs from the training data."""
         inputs = torch.cat([self.inputs(p.eps, p.z, *p.slopes) for p in pairs])
         targets = torch.cat([p.residual for p in pairs])
         spread = inputs.std(0)
         self.shift.copy_(inputs.mean(0))
-        # What does not vary, such as the step size of an even grid, is only centred.
+        # Constant inputs, such as the step size of a uniform grid, are only centred.
         self.spread.copy_(torch.where(spread > 1e-6 * (1.0 + self.shift.abs()), spread, torch.ones_like(spread)))
         self.size.copy_(targets.square().mean(0).sqrt().clamp_min(1e-12))
 
@@ -73,26 +73,27 @@ class HyperSolver(nn.Module, Solver):
 
         z_{k+1} = z_k + ε ψ(t_k, z_k) + ε^{p+1} g_ω(ε, z_k, k₁, …, k_s).
 
-    ψ is the increment of a Runge–Kutta method and k₁ … k_s its slopes, k₁ = f(t_k, z_k). The correction is given them
-    because they cost nothing more, and because they are how the time reaches it. It is fitted to the local error of
-    the base method with [`fit`][seminode.models.hypersolver.fit], for one field and the region that its solutions
-    visit; elsewhere it is worth nothing. Where |g_ω − g| ≤ δ the local error falls from O(ε^{p+1}) to O(δ ε^{p+1}).
+    ψ is the increment of a Runge–Kutta method and k₁ … k_s are its slopes, k₁ = f(t_k, z_k). The slopes are inputs of
+    the correction because the step computes them anyway and because they depend on the time, which is not an input.
+    [`fit`][seminode.models.hypersolver.fit] fits the correction to the local error of the base method, for one field
+    and the region that its solutions visit. The correction is not valid for other fields or regions. Where
+    |g_ω − g| ≤ δ, the local error falls from O(ε^{p+1}) to O(δ ε^{p+1}).
 
-    A hypersolver is a solver: `sn.solve(..., solver=hyper, controller=sn.FixedStep(eps))`. The polynomial between the
-    ends of a step is that of the base method, bent to meet the corrected end.
+    A hypersolver is used like any solver: `sn.solve(..., solver=hyper, controller=sn.FixedStep(eps))`. Outputs between
+    steps use the interpolant of the base method, changed so that it ends at the corrected z_{k+1}.
 
-    Within a solve ω is a constant: gradients for y0, ts, args and the parameters of the field are those of the
-    corrected steps, with `Direct`, `Replay` and `Checkpointed`; ω itself gets none. Continuous adjoints need a backward
-    solver of their own, such as `sn.Backsolve(solver="dopri5", controller=sn.Integral())`, since nothing was learned
-    about the adjoint equation. Without one, they are refused.
+    Within a solve ω is a constant. `Direct`, `Replay` and `Checkpointed` compute the gradients of the corrected steps
+    with respect to y0, ts, args and the parameters of the field, but none with respect to ω. The correction is not
+    fitted to the adjoint equation, so a continuous adjoint needs another backward solver, such as
+    `sn.Backsolve(solver="dopri5", controller=sn.Integral())`; without one, `solve` raises an error.
 
     Arguments:
         base: an explicit Runge–Kutta method, by name or as an object.
-        correction: g_ω, a module with `correction(eps, z, *slopes)`, eps a 0-d tensor, z and the slopes of shape
-            (batch, ...); it returns the shape of z. It must be a deterministic function and is put into eval mode.
-            `None` for a [`CorrectionNet`][seminode.models.hypersolver.CorrectionNet].
-        dim: size of the state, where the correction is to be made here.
-        width, layers: of the correction that is made here.
+        correction: g_ω, a module called as `correction(eps, z, *slopes)` with a 0-d tensor eps and with z and the
+            slopes of shape (batch, ...); it returns a tensor of the shape of z. It must be deterministic and is put
+            into eval mode. `None` creates a [`CorrectionNet`][seminode.models.hypersolver.CorrectionNet].
+        dim: size of the state; required if `correction` is `None`, otherwise not allowed.
+        width, layers: width and number of the hidden layers of the `CorrectionNet`.
 
     Poli, Massaroli, Yamashita, Asama and Park, *Hypersolvers: toward fast continuous-depth models* (NeurIPS 2020,
     arXiv:2007.09601).
@@ -132,18 +133,19 @@ class HyperSolver(nn.Module, Solver):
         self.base = _base(base)
         if correction is None:
             if dim is None:
-                raise ValueError("correction: expected a module, or dim= to make one here, found neither")
+                raise ValueError("correction: expected a module, or dim= to create one, found neither")
             correction = CorrectionNet(dim, self.base.stages, width, layers)
         elif not isinstance(correction, nn.Module):
             raise TypeError(f"correction: expected a module, found {type(correction).__name__}")
         elif dim is not None:
-            raise ValueError("dim: is for a correction that is made here; one was given")
+            raise ValueError("dim: expected None with a correction, since dim= creates one")
         self.correction = correction.eval()
         self.order, self.stages = self.base.order, self.base.stages
         self.weights = self.base.weights
         self.interpolant, self.interpolant_order = self.base.interpolant, self.base.interpolant_order
-        # The first slope, which a polynomial between steps reads as f(t0, y0), stays as it is if it can.
-        self._bearer = max(range(self.stages), key=lambda i: (self.weights[i] != 0.0, i))
+        # The correction is added to the last slope with a nonzero weight, if possible not to the first one, which the
+        # interpolant reads as f(t0, y0).
+        self._corrected_stage = max(range(self.stages), key=lambda i: (self.weights[i] != 0.0, i))
 
     @property
     def name(self) -> str:
@@ -152,17 +154,17 @@ class HyperSolver(nn.Module, Solver):
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Memory) -> StepResult:
         if y0.ndim < 2:
             raise ValueError(
-                f"solver: {self.name!r} corrects states that are one tensor of shape (batch, ...), found shape "
-                f"{tuple(y0.shape)}; states of several leaves are joined to one axis"
+                f"solver: {self.name!r} expects a state that is one tensor of shape (batch, ...), found shape "
+                f"{tuple(y0.shape)}; a state of several leaves is flattened to one axis"
             )
         y1, stages, *_ = self.base.step(evaluate, dt, y0, memory)
         eps = length(dt)
         g = self._correct(torch.as_tensor(eps, dtype=y0.real.dtype, device=y0.device), y0, stages)
-        # As a part of one slope, εᵖg/bᵢ, the correction is in the polynomial of the step too.
-        i = self._bearer
-        bent = stages[i] + (eps**self.order / self.weights[i]) * g
+        # Adding εᵖg/bᵢ to slope i makes the interpolant of the step end at the corrected state.
+        i = self._corrected_stage
+        corrected = stages[i] + (eps**self.order / self.weights[i]) * g
         y1 = combine(y1, dt, ((0, 1.0),), [eps**self.order * g])
-        return StepResult(y1, [*stages[:i], bent, *stages[i + 1 :]])
+        return StepResult(y1, [*stages[:i], corrected, *stages[i + 1 :]])
 
     def _correct(self, eps: Tensor, z: Tensor, slopes: Sequence[Tensor]) -> Tensor:
         if torch.is_grad_enabled():
@@ -171,15 +173,15 @@ class HyperSolver(nn.Module, Solver):
         else:
             g = self.correction(eps, z, *slopes)
         if not isinstance(g, Tensor) or g.shape != z.shape:
-            found = f"shape {tuple(g.shape)}" if isinstance(g, Tensor) else type(g).__name__
-            raise ValueError(f"correction: expected a tensor of shape {tuple(z.shape)} as the state has, found {found}")
+            returned = f"shape {tuple(g.shape)}" if isinstance(g, Tensor) else type(g).__name__
+            raise ValueError(f"correction: expected a tensor of shape {tuple(z.shape)}, as the state, found {returned}")
         return g
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError("a hypersolver has no error estimate")
 
     def train(self, mode: bool = True) -> HyperSolver:
-        """Of no effect on the correction, which must be one and the same function in every step."""
+        """Like `nn.Module.train`, but the correction stays in eval mode: it must be the same function in every step."""
         super().train(mode)
         self.correction.eval()
         return self
@@ -189,7 +191,7 @@ class HyperSolver(nn.Module, Solver):
 
 
 class Pairs(NamedTuple):
-    """What g_ω is fitted to, for steps of one length: its arguments and [z(t + ε) − z − εψ]/ε^{p+1}."""
+    """Training data of g_ω for steps of one length ε: its inputs, and the targets [z(t + ε) − z − εψ]/ε^{p+1}."""
 
     eps: Tensor
     z: Tensor
@@ -208,18 +210,18 @@ def local_errors(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[Pairs]:
-    """The residuals of the base method along accurate solutions, one entry for each length of step in ts."""
+    """The scaled local errors of the base method along accurate solutions, one entry for each step length in ts."""
     if not isinstance(y0, Tensor) or y0.ndim < 2:
         raise ValueError("y0: expected one tensor of shape (batch, ...)")
     times = [float(t) for t in ts]
     if len(times) < 2:
-        raise ValueError(f"ts: expected at least two times, one for each end of a step, found {times}")
+        raise ValueError(f"ts: expected at least two times, the ends of a step, found {times}")
     for a, b in itertools.pairwise(times):
         if a == b:
             raise ValueError(f"ts: expected times that differ, found {a:g} twice")
     tight = 1e-10 if y0.dtype == torch.float64 else 1e-6
     rtol, atol = tight if rtol is None else rtol, tight if atol is None else atol
-    # Steps that end on the grid: a polynomial between them would add an error of its own to each residual.
+    # Steps end on the grid, because interpolation would add its error to each residual.
     zs = solve(field, y0, times, args=args, rtol=rtol, atol=atol, controller=Integral(step_to=times[1:-1])).ys
     groups: dict[float, list[tuple[Tensor, ...]]] = {}
     for t0, t1, z0, z1 in zip(times, times[1:], zs, zs[1:], strict=False):
@@ -229,14 +231,14 @@ def local_errors(
             return field(torch.tensor(t0 + c * dt, dtype=y0.dtype, device=y0.device), z, *args)
 
         end, slopes, *_ = hyper.base.step(evaluate, dt, z0, None)
-        # Gaps of an even grid differ by rounding.
+        # The intervals of a uniform grid differ by rounding.
         key = float(f"{dt:.5g}")
         groups.setdefault(key, []).append((z0, (z1 - end) / dt ** (hyper.order + 1), *slopes))
-    found = []
+    pairs = []
     for eps, rows in groups.items():
         z, residual, *slopes = (torch.cat(column) for column in zip(*rows, strict=True))
-        found.append(Pairs(y0.new_tensor(eps), z, tuple(slopes), residual))
-    return found
+        pairs.append(Pairs(y0.new_tensor(eps), z, tuple(slopes), residual))
+    return pairs
 
 
 def fit(
@@ -252,25 +254,27 @@ def fit(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[float]:
-    """Fit the correction to the local errors of the base method, the field being what it is:
+    """Fit the correction of a hypersolver to the local errors of its base method, for a given field:
 
         min_ω mean_k ‖[z(t_{k+1}) − z(t_k) − ε ψ(t_k, z(t_k))]/ε^{p+1} − g_ω‖.
 
-    Trajectories and residuals are computed once; after that the field is not evaluated any more. With Adam, and a
-    learning rate that falls to zero along a cosine.
+    Trajectories and residuals are computed once; the training does not evaluate the field. The optimiser is Adam with
+    a cosine schedule of the learning rate.
 
     Arguments:
-        hyper: its correction is trained; it ends in eval mode.
-        field: `field(t, z, *args)`; its parameters are left alone.
-        y0: initial values of the trajectories, shape (batch, ...): they should cover where solutions will start.
-        ts: the steps, from each time to the next. An uneven grid teaches several lengths.
+        hyper: the hypersolver. Its correction is trained and afterwards in eval mode.
+        field: `field(t, z, *args)`; its parameters do not change.
+        y0: initial values of the trajectories, shape (batch, ...). They should cover the region in which solutions
+            start.
+        ts: times at which the training steps start and end. A non-uniform grid gives steps of several lengths.
         args: further arguments of the field.
-        steps: of the optimiser.
-        lr: its first learning rate.
-        batch: how many samples a step of the optimiser looks at; all of them if `None`.
-        rtol, atol: of the accurate trajectories: 1e-10 in float64, else 1e-6.
+        steps: number of steps of the optimiser.
+        lr: initial learning rate.
+        batch: number of samples in a minibatch; `None` uses all samples.
+        rtol, atol: tolerances of the accurate trajectories; by default 1e-10 in float64, otherwise 1e-6.
 
-    Returns the loss of every step.
+    Returns:
+        The loss at every step of the optimiser.
     """
     if not isinstance(hyper, HyperSolver):
         raise TypeError(f"hyper: expected a HyperSolver, found {type(hyper).__name__}")
@@ -286,7 +290,7 @@ def fit(
         for step in range(steps):
             for group in optimiser.param_groups:
                 group["lr"] = 0.5 * lr * (1.0 + math.cos(math.pi * step / steps))
-            loss = _misfit(correction, [_drawn(p, batch) for p in pairs])
+            loss = _mean_residual(correction, [_minibatch(p, batch) for p in pairs])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -295,12 +299,12 @@ def fit(
     return torch.stack(history).tolist()
 
 
-def _misfit(correction: Correction, pairs: Sequence[Pairs]) -> Tensor:
+def _mean_residual(correction: Correction, pairs: Sequence[Pairs]) -> Tensor:
     norms = [(p.residual - correction(p.eps, p.z, *p.slopes)).flatten(1).norm(dim=1) for p in pairs]
     return torch.cat(norms).mean()
 
 
-def _drawn(pairs: Pairs, batch: int | None) -> Pairs:
+def _minibatch(pairs: Pairs, batch: int | None) -> Pairs:
     if batch is None or batch >= len(pairs.z):
         return pairs
     index = torch.randint(len(pairs.z), (check_count("batch", batch),), device=pairs.z.device)

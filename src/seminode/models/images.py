@@ -1,6 +1,6 @@
-r"""Images for flows: from pixels to the real line and back, by bijections whose log-determinants are exact.
+r"""Bijections between pixels and real numbers, with exact log-determinants, for flows on images.
 
-    x = (pixel + u) / n,  u ~ U[0, 1)                                   dequantisation of n levels, 256 for bytes
+    x = (pixel + u) / n,  u ~ U[0, 1)                                   dequantisation with n levels, 256 for bytes
     s = α + (1 − 2α)x,  y = log s − log(1 − s)                          logit
     log|dy/dx| = log(1 − 2α) − log s − log(1 − s)
 
@@ -23,7 +23,7 @@ INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def check_pixels(pixels: Tensor, shape: Sequence[int], levels: int = LEVELS) -> None:
-    """Refuse anything but integers in 0, …, levels − 1 of shape (batch, *shape)."""
+    """Raise an error unless pixels are integers in 0, …, levels − 1 of shape (batch, *shape)."""
     if not isinstance(pixels, Tensor):
         raise TypeError(f"pixels: expected a tensor, found {type(pixels).__name__}")
     if pixels.dtype not in INTEGERS:
@@ -31,14 +31,14 @@ def check_pixels(pixels: Tensor, shape: Sequence[int], levels: int = LEVELS) -> 
     if tuple(pixels.shape[1:]) != tuple(shape) or pixels.ndim == 0:
         expected = ", ".join(map(str, shape))
         raise ValueError(f"pixels: expected shape (batch, {expected}), found {tuple(pixels.shape)}")
-    if (pixels.dtype != torch.uint8 or levels < LEVELS) and pixels.numel():  # of 256 levels a byte cannot be out
+    if (pixels.dtype != torch.uint8 or levels < LEVELS) and pixels.numel():  # with 256 levels every byte is valid
         low, high = (int(x) for x in pixels.aminmax())
         if low < 0 or high >= levels:
             raise ValueError(f"pixels: expected values in 0…{levels - 1}, found {low if low < 0 else high}")
 
 
 def check_levels(levels: int) -> int:
-    """2 to 256: pixels and samples are bytes."""
+    """Check that there are 2 to 256 levels: samples are stored as bytes."""
     if not 2 <= check_count("levels", levels) <= LEVELS:
         raise ValueError(f"levels: expected 2 to {LEVELS}, found {levels}")
     return levels
@@ -47,7 +47,7 @@ def check_levels(levels: int) -> int:
 def dequantise(
     pixels: Tensor, *, levels: int = LEVELS, deterministic: bool = False, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """x = (pixel + u)/levels in [0, 1), with u ~ U[0, 1) drawn anew for every pixel, or u = ½ if deterministic.
+    """x = (pixel + u)/levels in [0, 1), with a new u ~ U[0, 1) for every pixel, or u = ½ if deterministic.
 
     >>> dequantise(torch.tensor([0, 255], dtype=torch.uint8), deterministic=True)
     tensor([0.0020, 0.9980])
@@ -59,7 +59,7 @@ def dequantise(
 
 
 def quantise(x: Tensor, levels: int = LEVELS) -> Tensor:
-    """The pixel, as a byte, that a value in [0, 1) came from; values outside go to the nearest one.
+    """The level, as a byte, of values in [0, 1); values outside are clamped to the nearest level.
 
     >>> quantise(torch.tensor([-0.1, 0.5, 1.0]))
     tensor([  0, 128, 255], dtype=torch.uint8)
@@ -68,7 +68,7 @@ def quantise(x: Tensor, levels: int = LEVELS) -> Tensor:
 
 
 def logit(x: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """y = log s − log(1 − s) with s = α + (1 − 2α)x, and Σ log|dy/dx| of each sample, shape (batch,).
+    """y = log s − log(1 − s) with s = α + (1 − 2α)x, and Σ log|dy/dx| per sample, shape (batch,).
 
     >>> y, log_det = logit(torch.tensor([[0.5, 0.75]]), 0.05)
     >>> y
@@ -76,13 +76,13 @@ def logit(x: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """
     check_alpha(alpha)
     scale = 1.0 - 2.0 * alpha
-    # 1 − s from 1 − x, not from s: near white, most digits of s are ones.
-    log_s, log_rest = (alpha + scale * x).log(), (alpha + scale * (1.0 - x)).log()
-    return log_s - log_rest, (math.log(scale) - log_s - log_rest).flatten(1).sum(1)
+    # Compute 1 − s from 1 − x: for s near 1 the difference 1 − s would lose most digits.
+    log_s, log_1_minus_s = (alpha + scale * x).log(), (alpha + scale * (1.0 - x)).log()
+    return log_s - log_1_minus_s, (math.log(scale) - log_s - log_1_minus_s).flatten(1).sum(1)
 
 
 def inverse_logit(y: Tensor, alpha: float) -> Tensor:
-    """x = (σ(y) − α)/(1 − 2α), in the interval (−α, 1 − α)/(1 − 2α), a little larger than (0, 1).
+    """x = (σ(y) − α)/(1 − 2α), which lies in the interval (−α, 1 − α)/(1 − 2α), slightly larger than (0, 1).
 
     >>> inverse_logit(logit(torch.tensor([[0.5, 0.75]]), 0.05)[0], 0.05)
     tensor([[0.5000, 0.7500]])
@@ -97,15 +97,15 @@ def check_alpha(alpha: float) -> None:
 
 
 def squeeze(x: Tensor) -> Tensor:
-    """(batch, c, h, w) to (batch, 4c, h/2, w/2); new channels count (old channel, row offset, column offset).
+    """(batch, c, h, w) to (batch, 4c, h/2, w/2); channels are ordered by (old channel, row offset, column offset).
 
-    The entries stay what they are, so the log-determinant is zero.
+    This is a permutation of the entries, so the log-determinant is zero.
 
     >>> squeeze(torch.arange(4.0).view(1, 1, 2, 2)).flatten()
     tensor([0., 1., 2., 3.])
     """
     if x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2:
-        raise ValueError(f"x: expected shape (batch, channels, height, width) of even sides, found {tuple(x.shape)}")
+        raise ValueError(f"x: expected shape (batch, channels, height, width) with even sides, found {tuple(x.shape)}")
     return functional.pixel_unshuffle(x, 2)
 
 
@@ -119,8 +119,8 @@ def unsqueeze(x: Tensor) -> Tensor:
 def bits_per_dim(log_prob: Tensor, dims: int, levels: int = LEVELS) -> Tensor:
     """−(log p(x)/D − log levels)/log 2 for a density p of dequantised images x in [0, 1)ᴰ.
 
-    In the mean over u this bounds the bits that a pixel takes from above (Theis et al., 2016). Eight is what the
-    uniform density gives:
+    Averaged over the noise u, this is an upper bound on the bits per dimension of the discrete model (Theis et al.,
+    2016). The uniform density has 8 bits per dimension:
 
     >>> bits_per_dim(torch.zeros(1), 784)
     tensor([8.])

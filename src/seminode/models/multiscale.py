@@ -1,4 +1,4 @@
-r"""Flows on images at several scales."""
+r"""Multiscale flows on images."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ from .images import (
     squeeze,
     unsqueeze,
 )
-from .running import Regulariser
-from .traces import Trace
+from .running import Noise, Regulariser
+from .traces import Trace, TraceName
 
 
 class MultiscaleCNF(SolvingModule):
-    r"""Dequantise → logit → blocks → squeeze → blocks → … → N(0, I): a density of images, out of flows one by one.
+    r"""A density of images by a sequence of flows: dequantise → logit → blocks → squeeze → blocks → … → N(0, I).
 
-    Each block is a [`CNF`][seminode.models.cnf.CNF] with a solve and a [`ConvField`][seminode.models.cnf.ConvField] of
-    its own. Between scales every 2×2 square of pixels becomes four channels; nothing is factored out, so that all
-    blocks have the whole image for a state. With D values in an image,
+    Each block is a [`CNF`][seminode.models.cnf.CNF] with its own solve and its own
+    [`ConvField`][seminode.models.cnf.ConvField]. Between scales every 2×2 square of pixels becomes four channels.
+    Nothing is factored out, so the state of every block is the whole image. With D values in an image,
 
         Δ(0) = −Σ log|dy/dx| of the logit,   Δ′ = −tr(∂f/∂z),   log p(x) = log N(z; 0, I) − Δ,
 
-    Δ being carried through all blocks. This is the flow of Kidger, Chen and Lyons (2021, arXiv:2009.09457), after
-    Grathwohl et al. (2019, arXiv:1810.01367) and Finlay et al. (2020, arXiv:2002.02798).
+    where Δ is accumulated over all blocks. This is the flow of Kidger, Chen and Lyons (2021, arXiv:2009.09457), based
+    on Grathwohl et al. (2019, arXiv:1810.01367) and Finlay et al. (2020, arXiv:2002.02798).
 
     Arguments:
         shape: (channels, height, width) of an image; the sides must be divisible by 2^(scales − 1).
         hidden: channels of the hidden layers of every field.
-        scales, blocks: number of scales, and of blocks at each.
-        layers: hidden layers of every field.
-        alpha: of the logit, between 0 and ½.
-        levels: how many values a pixel can have; pixels are integers below it.
-        deterministic_eval: in eval mode dequantise with u = ½ instead of noise. The result is no bound on the
-            likelihood any more, but does not change from call to call.
-        zero_init: whether the last convolution's weights of every field start at zero.
-        trace, noise, regularisers, t1: of every block; see `CNF`. Noise is drawn once a block and forward pass.
-        options: of [`solve`][seminode.solve], one dict for all blocks.
+        scales, blocks: number of scales, and number of blocks at each scale.
+        layers: number of hidden layers of every field.
+        alpha: α of the logit, between 0 and ½.
+        levels: number of values of a pixel; pixels are integers in 0, …, levels − 1.
+        deterministic_eval: in eval mode, dequantise with u = ½ instead of noise. The result is then the same for every
+            call, but no longer a bound on the likelihood.
+        zero_init: whether the weights of the last convolution of every field start at zero.
+        trace, noise, regularisers, t1: arguments of every block; see `CNF`. Noise is drawn once per block and forward
+            pass.
+        options: options of [`solve`][seminode.solve], shared by all blocks.
 
     Example:
         >>> import torch
@@ -75,8 +76,8 @@ class MultiscaleCNF(SolvingModule):
         levels: int = LEVELS,
         deterministic_eval: bool = False,
         zero_init: bool = True,
-        trace: str | Trace = "hutchinson",
-        noise: str | None = None,
+        trace: TraceName | Trace = "hutchinson",
+        noise: Noise | None = None,
         regularisers: Sequence[Regulariser] = (),
         t1: float = 1.0,
         **options: Any,
@@ -117,7 +118,7 @@ class MultiscaleCNF(SolvingModule):
         return self._blocks()[0].regularisers
 
     def forward(self, pixels: Tensor, costs: bool = False) -> Any:
-        """`log_prob(pixels)`, for the wrappers that call a module."""
+        """`log_prob(pixels)`, for wrappers that call the module, such as `DistributedDataParallel`."""
         return self.log_prob(pixels, costs=True) if costs else self.log_prob(pixels)
 
     @overload
@@ -127,22 +128,22 @@ class MultiscaleCNF(SolvingModule):
     def log_prob(self, pixels: Tensor, costs: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def log_prob(self, pixels: Tensor, costs: bool = False) -> Any:
-        """The log-density, on [0, 1)ᴰ, of dequantised pixels; shape (batch,).
+        """The log-density of the dequantised pixels on [0, 1)ᴰ, shape (batch,).
 
         Arguments:
             pixels: integers in 0, …, levels − 1, shape (batch, channels, height, width).
-            costs: also return what the regularisers have integrated, summed over the blocks.
+            costs: also return the integrals of the regularisers by name, summed over the blocks.
         """
-        z, delta, integrated = self._through(self.dequantise(pixels), costs)
+        z, delta, integrated = self._transform(self.dequantise(pixels), costs)
         log_prob = standard_normal_log_prob(z) - delta
         return (log_prob, integrated) if costs else log_prob
 
     def bits_per_dim(self, pixels: Tensor) -> Tensor:
-        """Bits per dimension of each image, shape (batch,); their mean is the usual loss."""
+        """Bits per dimension of each image, shape (batch,). The usual loss is their mean."""
         return bits_per_dim(self.log_prob(pixels), self.dims, self.levels)
 
     def dequantise(self, pixels: Tensor) -> Tensor:
-        """(pixel + u)/levels, with noise u unless in eval mode with `deterministic_eval`."""
+        """(pixel + u)/levels, where u is noise, or ½ in eval mode with `deterministic_eval`."""
         check_pixels(pixels, self.shape, self.levels)
         deterministic = self.deterministic_eval and not self.training
         dtype = next(self.parameters()).dtype
@@ -150,11 +151,11 @@ class MultiscaleCNF(SolvingModule):
 
     def transform(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(z, Δ) of images x in [0, 1); z has shape (batch, D)."""
-        z, delta, _ = self._through(x, False)
+        z, delta, _ = self._transform(x, False)
         return z, delta
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The x that `transform` takes to z, shape (batch, channels, height, width)."""
+        """The x that `transform` maps to z, shape (batch, channels, height, width)."""
         if z.ndim != 2 or z.shape[1] != self.dims:
             raise ValueError(f"z: expected shape (batch, {self.dims}), found {tuple(z.shape)}")
         self._share_options()
@@ -170,15 +171,15 @@ class MultiscaleCNF(SolvingModule):
 
     @torch.no_grad()
     def sample(self, n: int, as_bytes: bool = False) -> Tensor:
-        """n images with values in [0, 1), or as bytes in 0, …, levels − 1; shape (n, channels, height, width).
+        """n images with values in [0, 1), or bytes in 0, …, levels − 1; shape (n, channels, height, width).
 
-        The flow's own range exceeds [0, 1) by about α on either side; values there are moved to its edge.
+        The range of the flow exceeds [0, 1) by about α at each end; values outside are clamped.
         """
         like = next(self.parameters())
         x = self.inverse(torch.randn(check_count("n", n), self.dims, dtype=like.dtype, device=like.device))
         return quantise(x, self.levels) if as_bytes else x.clamp(0.0, 1.0 - torch.finfo(x.dtype).eps / 2)
 
-    def _through(self, x: Tensor, costs: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _transform(self, x: Tensor, costs: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"x: expected shape (batch, {', '.join(map(str, self.shape))}), found {tuple(x.shape)}")
         self._share_options()
@@ -206,16 +207,16 @@ class MultiscaleCNF(SolvingModule):
         return [flow for scale in range(len(self.scales)) for flow in self._blocks_at(scale)]
 
     def extra_repr(self) -> str:
-        own = f"shape={self.shape}, alpha={self.alpha}, levels={self.levels}, "
-        own += f"deterministic_eval={self.deterministic_eval}"
-        return ", ".join(filter(None, (own, super().extra_repr())))
+        text = f"shape={self.shape}, alpha={self.alpha}, levels={self.levels}, "
+        text += f"deterministic_eval={self.deterministic_eval}"
+        return ", ".join(filter(None, (text, super().extra_repr())))
 
 
 def check_shape(shape: Sequence[int], scales: int) -> tuple[int, int, int]:
     side = 2 ** (scales - 1)
     if len(shape) != 3 or min(shape) < 1 or any(n % side for n in shape[1:]):
         raise ValueError(
-            f"shape: expected (channels, height, width), the sides divisible by {side} for {scales} scales, "
+            f"shape: expected (channels, height, width) with sides divisible by {side} for {scales} scales, "
             f"found {tuple(shape)}"
         )
     channels, height, width = (int(n) for n in shape)

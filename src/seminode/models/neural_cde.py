@@ -1,4 +1,4 @@
-"""Neural controlled differential equations: recurrent networks in continuous time."""
+"""Neural controlled differential equations: the continuous-time counterpart of recurrent networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .base import SolvingModule, check_channels
 from .neural_ode import read_out
 from .running import Regulariser, check_names
 
-INTERPOLATIONS: dict[str, Callable[..., Path]] = {
+#: Names of the interpolations of the observations.
+PathKind = Literal["linear", "rectilinear", "natural_cubic", "hermite_cubic"]
+
+INTERPOLATIONS: dict[PathKind, Callable[..., Path]] = {
     "linear": paths.linear,
     "rectilinear": paths.rectilinear,
     "natural_cubic": paths.natural_cubic,
@@ -27,13 +30,17 @@ INTERPOLATIONS: dict[str, Callable[..., Path]] = {
 }
 
 
+#: Times at which a neural CDE returns outputs: the end of every series, given times, or the observation times.
+OutputTimes = Tensor | Sequence[float] | Literal["knots"] | None
+
+
 class MatrixField(nn.Sequential):
-    """F of z′ = F(z) dX/dt: a perceptron from z to a matrix of shape (hidden, channels), bounded by tanh.
+    """F of z′ = F(z) dX/dt: an MLP from z to a matrix of shape (hidden, channels), with a final tanh.
 
     Arguments:
-        hidden: channels of z.
-        channels: channels of X.
-        width, layers: of the hidden layers, each followed by a ReLU.
+        hidden: number of channels of z.
+        channels: number of channels of the control X.
+        width, layers: width and number of the hidden layers, each followed by a ReLU.
 
     Example:
         >>> import torch
@@ -43,7 +50,7 @@ class MatrixField(nn.Sequential):
 
     def __init__(self, hidden: int, channels: int, width: int = 64, layers: int = 2):
         sizes = [check_count("hidden", hidden), *[check_count("width", width)] * check_count("layers", layers)]
-        inner = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+        inner = [module for a, b in itertools.pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
         last = nn.Linear(width, hidden * check_count("channels", channels))
         super().__init__(*inner, last, nn.Tanh(), nn.Unflatten(-1, (hidden, channels)))
 
@@ -64,29 +71,30 @@ class NeuralCDE(SolvingModule):
 
         z(t₀) = ζ(X(t₀)),    dz/dt = F(z) dX/dt,    y = ℓ(z(t₁)),
 
-    driven by a path X through the observations, with time as its first channel. Observations may come at irregular
-    times, be missing (NaN), and series in a batch may have their own times and lengths.
+    driven by a path X through the observations, with time as its first channel. Observation times may be irregular,
+    values may be missing (NaN), and each series of a batch may have its own times and length.
 
     Reference: Kidger, Morrill, Foster and Lyons, *Neural Controlled Differential Equations for Irregular Time Series*,
     NeurIPS 2020.
 
     Arguments:
-        channels: of the observations.
-        hidden: channels of z.
-        outputs: of the linear readout ℓ; without one, z itself is returned.
-        field: F, a module from z (batch, hidden) to (batch, hidden, control channels); by default a
-            [`MatrixField`][seminode.models.MatrixField]. The control has `channels` channels, one more with `time`, and
-            twice `channels` with `intensity`.
+        channels: number of channels of the observations.
+        hidden: number of channels of z.
+        outputs: number of outputs of the linear readout ℓ; `None` returns z itself.
+        field: F, a module from z of shape (batch, hidden) to (batch, hidden, control channels); by default a
+            [`MatrixField`][seminode.models.MatrixField]. The control has `channels` channels, or twice as many with
+            `intensity`, and one more with `time`.
         path: `"hermite_cubic"`, `"natural_cubic"`, `"linear"` or `"rectilinear"`; see [Paths](paths.md).
-        time: whether time is the first channel of the control. Without it z cannot tell how fast a path is run
-            through, since the equation is invariant to that.
-        intensity: whether to add, for every channel, how often it has been observed so far: for data in which that
-            something was measured says something.
-        land: whether adaptive steps end on every knot. On a cubic path the field is continuous there but its derivative
-            is not, and a step across is less accurate than its error estimate says. Without, only on knots where the
-            field itself jumps: fewer steps for smooth data at loose tolerances, with errors of 100 tolerances and more.
-        regularisers: running costs along the solution, to be returned by `forward(x, costs=True)`.
-        options: of [`solve`][seminode.solve]: `solver`, `rtol`, `atol`, `adjoint`, `norm`, …
+        time: whether time is the first channel of the control. Without it, z does not depend on the speed at which the
+            path is traversed, because the equation is invariant under reparametrisation of time.
+        intensity: whether to add one channel per observed channel that counts the observations so far. Useful if the
+            times of the measurements carry information.
+        land: whether adaptive steps end on every knot. On a cubic path the field is continuous at a knot but its
+            derivative is not, so a step across a knot has a larger error than its estimate. With `False`, steps end
+            only on the knots where the field is discontinuous: fewer steps for smooth data at loose tolerances, but
+            with errors of 100 tolerances and more.
+        regularisers: running costs along the solution; `forward(x, costs=True)` returns them.
+        options: options of [`solve`][seminode.solve]: `solver`, `rtol`, `atol`, `adjoint`, `norm`, …
 
     Shapes: x (batch, times, channels) ↦ (batch, outputs), or with `ts` (times, batch, outputs).
 
@@ -107,7 +115,7 @@ class NeuralCDE(SolvingModule):
         outputs: int | None = None,
         *,
         field: nn.Module | None = None,
-        path: str = "hermite_cubic",
+        path: PathKind = "hermite_cubic",
         time: bool = True,
         intensity: bool = False,
         land: bool = True,
@@ -119,10 +127,10 @@ class NeuralCDE(SolvingModule):
         if path not in INTERPOLATIONS:
             raise ValueError(f"path: expected one of {', '.join(INTERPOLATIONS)}, found {path!r}")
         if path == "rectilinear" and not time:
-            raise ValueError("path: 'rectilinear' moves along the time channel, but time is False")
+            raise ValueError("path: 'rectilinear' needs the time channel, but time is False")
         self.channels = check_count("channels", channels)
         self.hidden = check_count("hidden", hidden)
-        self.path = path
+        self.path: PathKind = path
         self.time = time
         self.intensity = intensity
         self.land = land
@@ -141,7 +149,7 @@ class NeuralCDE(SolvingModule):
         x: Tensor | Path,
         times: Tensor | None = None,
         lengths: Tensor | None = None,
-        ts: Any = None,
+        ts: OutputTimes = None,
         *,
         costs: Literal[False] = False,
     ) -> Tensor: ...
@@ -151,7 +159,7 @@ class NeuralCDE(SolvingModule):
         x: Tensor | Path,
         times: Tensor | None = None,
         lengths: Tensor | None = None,
-        ts: Any = None,
+        ts: OutputTimes = None,
         *,
         costs: Literal[True],
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
@@ -161,66 +169,70 @@ class NeuralCDE(SolvingModule):
         x: Tensor | Path,
         times: Tensor | None = None,
         lengths: Tensor | None = None,
-        ts: Any = None,
+        ts: OutputTimes = None,
         *,
         costs: bool = False,
     ) -> Any:
-        """The output at the end of every series; with `ts` the outputs at these times.
+        """The output at the end of every series, or the outputs at the times `ts`.
 
         Arguments:
-            x: observations (batch, knots, channels), NaN where missing; or a path made by `control` before.
-            times: of the observations: (knots,), or (batch, knots) for times of each series' own; by default 0, 1, 2, …
-            lengths: how many observations each series has (batch,); what comes after them is not looked at.
-            ts: times of the outputs, increasing, the first of them that of the first observation; `"knots"` for the
-                times of all observations. After its own end, the output of a series stays as it is. With times of each
-                series' own, or with times that are differentiated, only `"knots"`.
-            costs: whether to return `(output, costs)`: the integrals of the regularisers by name, one value per sample.
-                They are integrals over the clock of the solve: with times of each series' own that counts knots.
+            x: observations of shape (batch, knots, channels), NaN where missing; or a path from `control`.
+            times: times of the observations: (knots,), or (batch, knots) for different times per series; by default
+                0, 1, 2, …
+            lengths: number of observations of each series, shape (batch,). Later entries of x are ignored.
+            ts: increasing times of the outputs, starting at the first observation; or `"knots"`, the times of all
+                observations. After the end of a series its output is constant. If `times` differ per series or require
+                gradients, only `"knots"` is possible.
+            costs: whether to return `(output, costs)`, where `costs` holds the integral of each regulariser by name,
+                one value per sample. The integration variable is the time of the solve: if `times` differ per series,
+                that is the index of the knot.
         """
         control = x if isinstance(x, Path) else self.control(x, times, lengths)
         if isinstance(x, Path) and not (times is None and lengths is None):
-            raise ValueError("times, lengths: a path has its own; expected neither of them with it")
+            raise ValueError("times, lengths: expected None with a path, which has its own")
         if control.channels != self.control_channels:
             raise ValueError(f"x: expected a path with {self.control_channels} channels, found {control.channels}")
         if not control.batch_shape:
             raise ValueError("x: expected a path of a batch of series, found one of a single series")
-        # The equation does not care about the clock. That one counts knots, which all series share and nothing moves.
+        # The equation is invariant under reparametrisation of time. The index of the knot is a time variable that all
+        # series share and that does not depend on `times`.
         if control.times.ndim > 1 or control.times.requires_grad:
             if not (ts is None or (isinstance(ts, str) and ts == "knots")):
-                raise ValueError("ts: expected None or 'knots' where times are each series' own, or differentiated")
+                raise ValueError("ts: expected None or 'knots' if times differ per series or require gradients")
             control = control.on_index_clock()
-        asked = self._asked(control, ts)
+        output_times = self._output_times(control, ts)
         z0 = self.initial(control.evaluate(control.times[0]))
         zs, integrals = self.solve_along(
             partial(controlled, self.field, control),
             z0,
-            asked,
+            output_times,
             self.regularisers if costs else (),
-            **self._places(control),
+            **self._step_ends(control),
             save="last" if ts is None else "ts",
         )
         y = read_out(self.readout, zs)
         y = y[-1] if ts is None else y
         return (y, integrals) if costs else y
 
-    def _asked(self, control: Path, ts: Any) -> Any:
-        """The times of the outputs; the first knot is where the initial value belongs."""
+    def _output_times(self, control: Path, ts: OutputTimes) -> Any:
+        """The times of the outputs; the first one must be the first knot, the time of the initial value."""
         if ts is None:
             return control.interval
         if isinstance(ts, str):
             if ts != "knots":
                 raise ValueError(f"ts: expected times or 'knots', found {ts!r}")
-            return control.times[::2] if self.path == "rectilinear" else control.times  # half of its knots are added
+            # A rectilinear path adds a knot between each two observations.
+            return control.times[::2] if self.path == "rectilinear" else control.times
         _, times = check_times(ts, control.times)
         first = control.interval[0]
         if abs(times[0] - first) > 1e-6 * max(1.0, abs(first)) or times[-1] < times[0]:
-            raise ValueError(f"ts: expected increasing times that begin with the first knot, {first:g}, found {times}")
+            raise ValueError(f"ts: expected increasing times that start at the first knot, {first:g}, found {times}")
         return ts
 
-    def _places(self, control: Path) -> dict[str, Any]:
-        """Where steps must end: at jumps, and as far as a controller has a choice on the other knots."""
-        own = self.options.get("jumps")
-        jumps = sorted({*control.jumps.tolist(), *map(float, () if own is None else own)})
+    def _step_ends(self, control: Path) -> dict[str, Any]:
+        """Options that make steps end on jumps and, if the controller is adaptive, on the other knots."""
+        user_jumps = self.options.get("jumps")
+        jumps = sorted({*control.jumps.tolist(), *map(float, () if user_jumps is None else user_jumps)})
         controller = self.options.get("controller") or Integral()
         if not (self.land and control.smooth and isinstance(controller, Adaptive)):
             return {"jumps": jumps}
@@ -230,7 +242,7 @@ class NeuralCDE(SolvingModule):
         }
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:
-        """The path through observations, with the channels that the model adds to them."""
+        """The path through the observations, including the channels that the model adds (time and intensity)."""
         check_channels("x", x, (self.channels,), "observations")
         if x.ndim != 3:
             raise ValueError(f"x: expected shape (batch, times, channels), found {tuple(x.shape)}")
@@ -238,11 +250,12 @@ class NeuralCDE(SolvingModule):
         if self.time:
             data = paths.append_time(data, times, lengths=lengths)
         if self.path == "rectilinear" and times is None:
-            times = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)  # else it would count its own knots
+            # By default `paths.rectilinear` would number its added knots, too.
+            times = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
         return INTERPOLATIONS[self.path](data, times, lengths=lengths)
 
     def extra_repr(self) -> str:
-        own = f"channels={self.channels}, hidden={self.hidden}, path={self.path!r}, time={self.time}"
-        own += f", intensity={self.intensity}, land={self.land}"
-        own += f", regularisers={self.regularisers!r}" if self.regularisers else ""
-        return ", ".join([own, *filter(None, [super().extra_repr()])])
+        text = f"channels={self.channels}, hidden={self.hidden}, path={self.path!r}, time={self.time}"
+        text += f", intensity={self.intensity}, land={self.land}"
+        text += f", regularisers={self.regularisers!r}" if self.regularisers else ""
+        return ", ".join([text, *filter(None, [super().extra_repr()])])

@@ -1,4 +1,4 @@
-"""Neural ODEs: a layer of infinite depth."""
+"""Neural ordinary differential equations, with optional augmentation and random end times (STEER)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class NeuralODE(SolvingModule):
     Teh, *Augmented Neural ODEs*, NeurIPS 2019; `steer`: Ghosh et al., NeurIPS 2020.
 
     Arguments:
-        field: f(t, z), a module or any other callable; z is (batch, channels) or (batch, channels, ...).
-        augment: how many channels of zeros to append to x, along axis 1.
+        field: f(t, z), a module or any other callable; z has shape (batch, channels, ...).
+        augment: number of zero channels to append to x, along axis 1.
         lift: ℓ₁, a module that maps x to z(0), such as `nn.Linear(2, 16)`, instead of appending zeros.
         readout: ℓ₂, a module applied to every output, such as `nn.Linear(16, 3)`; none by default.
-        t1: the end of the interval, above 0.
-        steer: b; in training mode every output time t becomes a draw from U(t − b, t + b) (see
+        t1: the end t₁ of the interval, above 0.
+        steer: b; in training mode every output time t is replaced by a sample from U(t − b, t + b) (see
             [`steer`][seminode.models.ends.steer]).
-        regularisers: running costs along the solution, to be returned by `forward(x, costs=True)`.
-        options: of [`solve`][seminode.solve]: `solver`, `rtol`, `atol`, `adjoint`, `norm`, …
+        regularisers: running costs along the solution; `forward(x, costs=True)` returns them.
+        options: options of [`solve`][seminode.solve]: `solver`, `rtol`, `atol`, `adjoint`, `norm`, …
 
     Shapes: x (batch, channels, ...) ↦ (batch, outputs, ...), or with `ts` (times, batch, outputs, ...).
 
@@ -71,7 +71,7 @@ class NeuralODE(SolvingModule):
         self.field = field
         self.augment = check_count("augment", augment, least=0)
         if augment and lift is not None:
-            raise ValueError("augment, lift: expected one of them, found both; a lift makes its own channels")
+            raise ValueError("augment, lift: expected at most one of them, found both")
         self.lift = lift
         self.readout = readout
         self.t1 = check_end(t1)
@@ -81,14 +81,18 @@ class NeuralODE(SolvingModule):
         self.regularisers = check_names(regularisers)
 
     @overload
-    def forward(self, x: Tensor, ts: Any = None, *, costs: Literal[False] = False) -> Tensor: ...
+    def forward(
+        self, x: Tensor, ts: Tensor | Sequence[float] | None = None, *, costs: Literal[False] = False
+    ) -> Tensor: ...
     @overload
-    def forward(self, x: Tensor, ts: Any = None, *, costs: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def forward(
+        self, x: Tensor, ts: Tensor | Sequence[float] | None = None, *, costs: Literal[True]
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
-    def forward(self, x: Tensor, ts: Any = None, *, costs: bool = False) -> Any:
-        """The output at t₁; with `ts` the outputs at all of them, where ts[0] is the time of z(0).
+    def forward(self, x: Tensor, ts: Tensor | Sequence[float] | None = None, *, costs: bool = False) -> Any:
+        """The output at t₁, or the outputs at all times `ts`, where ts[0] is the time of z(0).
 
-        With `costs=True` also the integrals of the regularisers over the whole interval: one value per sample, by name.
+        With `costs=True`, also the integral of each regulariser over the whole interval by name, one value per sample.
         """
         times: Any = (0.0, self.t1) if ts is None else ts
         if self.training and self.steer:
@@ -101,7 +105,7 @@ class NeuralODE(SolvingModule):
         return (y, integrals) if costs else y
 
     def initial(self, x: Tensor) -> Tensor:
-        """z(0)."""
+        """z(0): x with augmented channels, or lifted."""
         if isinstance(self.lift, nn.Linear):
             check_channels("x", x, (self.lift.in_features,), "data")
         if self.lift is not None:
@@ -115,13 +119,13 @@ class NeuralODE(SolvingModule):
         return torch.cat([x, x.new_zeros(x.shape[0], self.augment, *x.shape[2:])], 1)
 
     def extra_repr(self) -> str:
-        own = [f"{name}={value!r}" for name, value in (("augment", self.augment), ("steer", self.steer)) if value]
-        own += [f"regularisers={self.regularisers!r}"] if self.regularisers else []
-        return ", ".join([*own, f"t1={self.t1:g}", *filter(None, [super().extra_repr()])])
+        parts = [f"{name}={value!r}" for name, value in (("augment", self.augment), ("steer", self.steer)) if value]
+        parts += [f"regularisers={self.regularisers!r}"] if self.regularisers else []
+        return ", ".join([*parts, f"t1={self.t1:g}", *filter(None, [super().extra_repr()])])
 
 
 def read_out(readout: nn.Module | None, zs: Tensor) -> Tensor:
-    """A readout of (batch, ...) applied to (times, batch, ...)."""
+    """Apply a readout for inputs of shape (batch, ...) to zs of shape (times, batch, ...)."""
     if zs.ndim < 3:
         raise ValueError(f"x: expected a batch, shape (batch, ...), found a state of shape {tuple(zs.shape[1:])}")
     return zs if readout is None else readout(zs.flatten(0, 1)).unflatten(0, zs.shape[:2])

@@ -1,4 +1,4 @@
-"""OT-Flow: a normalising flow along the gradient of a potential, whose trace is exact and cheap."""
+"""OT-Flow: a normalising flow along the gradient of a potential, with an exact and cheap trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .cnf import standard_normal_log_prob
 
 
 class Derivatives(NamedTuple):
-    """Of a potential at (x, t), per sample: ∇ₓΦ of shape (batch, dim); ∂Φ/∂t and tr ∇ₓ²Φ of shape (batch,)."""
+    """Derivatives of a potential at (x, t): ∇ₓΦ of shape (batch, dim), ∂Φ/∂t and tr ∇ₓ²Φ of shape (batch,)."""
 
     grad_x: Tensor
     grad_t: Tensor
@@ -28,8 +28,8 @@ class Potential(nn.Module):
 
         u₀ = σ(K₀s + b₀),    uᵢ = uᵢ₋₁ + h σ(Kᵢuᵢ₋₁ + bᵢ),    N = u_{L−1},
 
-    where h = 1/(L − 1) and σ(a) = log(eᵃ + e⁻ᵃ), so that σ′ = tanh and σ″ = 1 − tanh². A constant, on which no
-    derivative depends, is left out.
+    where h = 1/(L − 1) and σ(a) = log(eᵃ + e⁻ᵃ), so that σ′ = tanh and σ″ = 1 − tanh². The constant term of Φ is left
+    out, because no derivative depends on it.
 
     Arguments:
         dim: d, the size of x.
@@ -53,43 +53,43 @@ class Potential(nn.Module):
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         """Φ, shape (batch,)."""
-        s = self._joined(t, x)
+        s = self._concat(t, x)
         u = _sigma(self.opening(s))
         for layer in self.residual:
             u = u + self.h * _sigma(layer(u))
         return u @ self.w + 0.5 * (s @ self.A.T).square().sum(1) + s @ self.b
 
     def derivatives(self, t: Tensor, x: Tensor) -> Derivatives:
-        """The gradient by the chain rule, the trace along with it in O(m²d) for each layer but the first, O(md).
+        """The gradient by the chain rule, and the trace in O(m²d) per layer (O(md) in the first layer).
 
-        Backwards z_L = w, zᵢ = zᵢ₊₁ + h Kᵢᵀ(σ′ᵢ ⊙ zᵢ₊₁), and ∇Φ = K₀ᵀ(σ′₀ ⊙ z₁) + AᵀA s + b. Forwards Jᵢ = ∂uᵢ/∂x.
-        Since σ is applied entry by entry, layer i adds Σⱼ (σ″ᵢ ⊙ zᵢ₊₁)ⱼ ‖(Kᵢ Jᵢ₋₁)ⱼ‖² to the trace, times h behind the
-        first.
+        From the last layer to the first, z_L = w, zᵢ = zᵢ₊₁ + h Kᵢᵀ(σ′ᵢ ⊙ zᵢ₊₁), and ∇Φ = K₀ᵀ(σ′₀ ⊙ z₁) + AᵀA s + b.
+        From the first layer to the last, Jᵢ = ∂uᵢ/∂x. Because σ acts elementwise, layer i contributes
+        Σⱼ (σ″ᵢ ⊙ zᵢ₊₁)ⱼ ‖(Kᵢ Jᵢ₋₁)ⱼ‖² to the trace, multiplied by h in all layers but the first.
         """
-        s, d = self._joined(t, x), self.dim
+        s, d = self._concat(t, x), self.dim
         weights = [layer.weight for layer in self.residual]
         a = self.opening(s)
         u, slope = _sigma(a), torch.tanh(a)
-        # σ′ᵢ, and (Kᵢ Jᵢ₋₁)ᵀ of shape (d, batch, m), so that it is one large product
-        slopes, pushed = [slope], [self.opening.weight[:, :d].T.unsqueeze(1)]
-        J = slope * pushed[0]
+        # σ′ᵢ, and (Kᵢ Jᵢ₋₁)ᵀ of shape (d, batch, m), so that it is one large matrix product
+        slopes, KJ = [slope], [self.opening.weight[:, :d].T.unsqueeze(1)]
+        J = slope * KJ[0]
         for i, layer in enumerate(self.residual):
             a = layer(u)
             slopes.append(torch.tanh(a))
-            pushed.append(J @ weights[i].T)
+            KJ.append(J @ weights[i].T)
             if i + 1 < len(weights):
                 u = u + self.h * _sigma(a)
-                J = J + self.h * slopes[-1] * pushed[-1]
+                J = J + self.h * slopes[-1] * KJ[-1]
         z = self.w.expand(len(x), -1)
         trace = self.A[:, :d].square().sum().expand(len(x))
         for i in range(len(weights), 0, -1):
-            trace = trace + self.h * _bend(slopes[i], z, pushed[i])
+            trace = trace + self.h * _layer_trace(slopes[i], z, KJ[i])
             z = z + self.h * (slopes[i] * z) @ weights[i - 1]
-        trace = trace + _bend(slopes[0], z, pushed[0])
+        trace = trace + _layer_trace(slopes[0], z, KJ[0])
         grad = (slopes[0] * z) @ self.opening.weight + (s @ self.A.T) @ self.A + self.b
         return Derivatives(grad[:, :d], grad[:, d], trace)
 
-    def _joined(self, t: Tensor, x: Tensor) -> Tensor:
+    def _concat(self, t: Tensor, x: Tensor) -> Tensor:
         return torch.cat([x, t.to(x.dtype).expand(len(x), 1)], 1)
 
 
@@ -97,31 +97,32 @@ def _sigma(a: Tensor) -> Tensor:
     return torch.logaddexp(a, -a)
 
 
-def _bend(slope: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
+def _layer_trace(slope: Tensor, z: Tensor, KJ: Tensor) -> Tensor:
     """Σⱼ (σ″ ⊙ z)ⱼ ‖(K J)ⱼ‖²."""
-    return ((1.0 - slope.square()) * z * pushed.square().sum(0)).sum(1)
+    return ((1.0 - slope.square()) * z * KJ.square().sum(0)).sum(1)
 
 
 class OTFlow(SolvingModule):
-    """A continuous normalising flow that follows a potential, regularised by optimal transport.
+    """A continuous normalising flow along the gradient of a potential, regularised by optimal transport.
 
         x′ = v(t, x) = −∇ₓΦ(x, t)/α_L,    t from 0 (data) to 1 (standard normal)
 
-    Beside x three integrals are solved for, all from one pass over Φ: Δ = −∫ tr ∂v/∂x, exact, so that
-    log p(x) = log N(x(1); 0, I) − Δ; the transport cost ∫ ½‖v‖²; and ∫ |−∂Φ/∂t + ½α_L‖v‖²|, by how much Φ violates the
-    Hamilton–Jacobi–Bellman equation of optimal transport. The objective is
+    Three integrals are solved for together with x, all from one evaluation of Φ: Δ = −∫ tr ∂v/∂x, with an exact trace,
+    so that log p(x) = log N(x(1); 0, I) − Δ; the transport cost ∫ ½‖v‖²; and ∫ |−∂Φ/∂t + ½α_L‖v‖²|, the violation of
+    the Hamilton–Jacobi–Bellman equation of optimal transport. The objective is
 
         α_L E[transport] + α_C E[−log p(x)] + α_R E[hjb].
 
-    Along nearly straight paths a few steps are enough: by default eight of RK4, differentiated as they are
-    (discretise, then optimise). For an accurate density of a trained flow pass `solver="dopri5"`.
+    The trajectories are nearly straight, so a few steps are enough. The default is eight steps of RK4 with the gradient
+    of the discrete steps (discretise, then optimise). For an accurate density of a trained flow, pass
+    `solver="dopri5"`.
 
     Arguments:
         dim: d, the size of a sample.
-        width, layers: of the network in the potential; m and L, at least 2.
-        rank: of the quadratic part; by default min(10, d + 1).
+        width, layers: m and L of the network in the potential; L is at least 2.
+        rank: rank of the quadratic part; by default min(10, d + 1).
         alpha: the weights (α_L, α_C, α_R).
-        steps: how many of RK4, unless a solver or controller is given.
+        steps: number of RK4 steps; ignored if a solver or controller is given.
         options: options of [`solve`][seminode.solve].
 
     Onken, Wu Fung, Li and Ruthotto, *OT-Flow: fast and accurate continuous normalizing flows via optimal transport*
@@ -166,19 +167,19 @@ class OTFlow(SolvingModule):
         return -self.potential.derivatives(t, x).grad_x / self.alpha[0]
 
     def rates(self, t: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The field of (x, Δ, transport, hjb)."""
+        """The time derivatives of (x, Δ, transport, hjb)."""
         grad_x, grad_t, trace = self.potential.derivatives(t, state[0])
         v = -grad_x / self.alpha[0]
         energy = 0.5 * v.square().sum(1)
         return v, trace / self.alpha[0], energy, (self.alpha[0] * energy - grad_t).abs()
 
-    def _carry(self, x: Tensor, ts: tuple[float, float]) -> tuple[Tensor, ...]:
-        """Solve for x and its integrals, in either direction."""
-        state = (self._checked("x", x), *(x.new_zeros(len(x)) for _ in range(3)))
+    def _integrate(self, x: Tensor, ts: tuple[float, float]) -> tuple[Tensor, ...]:
+        """Solve for x and the three integrals, in either direction of time."""
+        state = (self._check("x", x), *(x.new_zeros(len(x)) for _ in range(3)))
         ys = self.solve(self.rates, state, ts, integrals=(False, True, True, True), save="last").ys
         return tuple(leaf[-1] for leaf in ys)
 
-    def _checked(self, name: str, x: Tensor) -> Tensor:
+    def _check(self, name: str, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
         if x.ndim != 2 or x.shape[1] != self.dim:
@@ -186,17 +187,17 @@ class OTFlow(SolvingModule):
         return x
 
     def transform(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(x(1), Δ(1)) for x(0) = x: where the flow carries data, and −log|det| of the way there."""
-        z, delta, _, _ = self._carry(x, (0.0, 1.0))
+        """(x(1), Δ(1)) for x(0) = x; Δ(1) = −log|det ∂x(1)/∂x(0)|."""
+        z, delta, _, _ = self._integrate(x, (0.0, 1.0))
         return z, delta
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The x that `transform` takes to z, to the error of the solver. No trace is computed."""
-        return self.solve(self.velocity, self._checked("z", z), (1.0, 0.0), save="last").ys[-1]
+        """The x that `transform` maps to z, up to the error of the solver. This computes no trace."""
+        return self.solve(self.velocity, self._check("z", z), (1.0, 0.0), save="last").ys[-1]
 
     def costs(self, x: Tensor) -> dict[str, Tensor]:
-        """What the objective averages, per sample: `transport`, `nll` and `hjb`, each of shape (batch,)."""
-        z, delta, transport, hjb = self._carry(x, (0.0, 1.0))
+        """The terms of the objective per sample: `transport`, `nll` and `hjb`, each of shape (batch,)."""
+        z, delta, transport, hjb = self._integrate(x, (0.0, 1.0))
         return {"transport": transport, "nll": delta - standard_normal_log_prob(z), "hjb": hjb}
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -209,12 +210,12 @@ class OTFlow(SolvingModule):
         return torch.stack(terms).sum()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`log_prob(x)`, for the wrappers that call a module."""
+        """`log_prob(x)`, for wrappers that call the module, such as `DistributedDataParallel`."""
         return self.log_prob(x)
 
     @torch.no_grad()
     def sample(self, n: int) -> Tensor:
-        """n samples, by the inverse flow; shape (n, dim). For gradients call `inverse` on draws of your own."""
+        """n samples of shape (n, dim), without gradients; for those call `inverse` on standard normal samples."""
         like = self.potential.b
         return self.inverse(torch.randn(check_count("n", n), self.dim, dtype=like.dtype, device=like.device))
 

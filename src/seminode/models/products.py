@@ -1,4 +1,4 @@
-"""Products with Jacobians."""
+"""Vector–Jacobian products."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from torch import Tensor
 
 
 def vjp(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
-    """The value of a function and u ↦ uᵀJ: `torch.func.vjp` without its auxiliary output, and with a type."""
+    """The value of a function, and the function u ↦ uᵀJ: a typed `torch.func.vjp` without auxiliary output."""
     return torch.func.vjp(function, *inputs)  # type: ignore[return-value]

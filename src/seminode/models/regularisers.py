@@ -1,9 +1,9 @@
-"""Running costs that make a learnt differential equation easier to solve."""
+"""Running costs that make a learned differential equation cheaper to solve."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -11,12 +11,15 @@ from .._field.checks import check_count, check_number
 from .derivatives import total_derivatives
 from .running import Evaluation, Regulariser, per_sample_mean
 
+#: Names of the published experiments of `TotalDerivative.preset`.
+TotalDerivativePreset = Literal["mnist-classification", "latent-ode", "mnist-flow", "tabular-flow"]
+
 
 @dataclass(frozen=True)
 class KineticEnergy(Regulariser):
     r"""The kinetic energy of RNODE, ½∫ mean(f(t, z)²) dt.
 
-    Of all paths between two points a straight line at constant speed has least of it. The mean is over all axes of z
+    Among all paths between two points, a straight line at constant speed minimises it. The mean is over all axes of z
     but the first.
 
     Reference: Finlay, Jacobsen, Nurbekyan and Oberman, *How to Train Your Neural ODE: the World of Jacobian and
@@ -45,10 +48,10 @@ class KineticEnergy(Regulariser):
 
 @dataclass(frozen=True)
 class JacobianNorm(Regulariser):
-    r"""The Jacobian norm of RNODE, ∫ mean((vᵀ∂f/∂z)²) dt with one draw v of noise for the whole solve.
+    r"""The Jacobian norm of RNODE, ∫ mean((vᵀ∂f/∂z)²) dt, with one sample v of the noise per solve.
 
-    In expectation that is ∫ ‖∂f/∂z‖²_F / dim(z) dt: a small Jacobian lets neighbouring solutions move alike. The
-    product is the one that Hutchinson's estimate of a flow's log-determinant uses, and computed only once for both.
+    Its expectation is ∫ ‖∂f/∂z‖²_F / dim(z) dt. With a small Jacobian, neighbouring solutions have similar velocities.
+    Hutchinson's estimate of the trace uses the same VJP, which is computed only once for both.
 
     Reference: as for [`KineticEnergy`][seminode.models.regularisers.KineticEnergy].
 
@@ -75,7 +78,7 @@ class JacobianNorm(Regulariser):
 
 
 def rnode(kinetic: float = 0.01, jacobian: float = 0.01) -> tuple[KineticEnergy, JacobianNorm]:
-    """Both costs of RNODE (Finlay et al., 2020), with their weights.
+    """Both costs of RNODE (Finlay et al., 2020) with the given weights.
 
     >>> rnode(jacobian=0.05)
     (KineticEnergy(weight=0.01), JacobianNorm(weight=0.05))
@@ -87,15 +90,15 @@ def rnode(kinetic: float = 0.01, jacobian: float = 0.01) -> tuple[KineticEnergy,
 class TotalDerivative(Regulariser):
     r"""The cost of TayNODE, ∫ mean((dᴷz/dtᴷ)²) dt, with total derivatives along the solution.
 
-    A solver of order p takes steps that are long where the derivative of order p + 1 is small. The mean is over all
-    axes of z but the first; K = 1 is twice the kinetic energy.
+    A solver of order p takes long steps where the derivative of order p + 1 is small. The mean is over all axes of z
+    but the first. K = 1 gives twice the kinetic energy.
 
     Reference: Kelly, Bettencourt, Johnson and Duvenaud, *Learning Differential Equations that are Easy to Solve*,
     NeurIPS 2020, arXiv:2007.04504.
 
     Arguments:
-        order: K, at least 1. The field should be K times differentiable: the cost does not see the kinks of a ReLU.
-        weight: λ. [`preset`][seminode.models.regularisers.TotalDerivative.preset] has the published pairs.
+        order: K, at least 1. The field should be differentiable K times: the cost does not detect the kinks of a ReLU.
+        weight: λ. [`preset`][seminode.models.regularisers.TotalDerivative.preset] returns published values of K and λ.
 
     Example:
         >>> import torch
@@ -111,8 +114,8 @@ class TotalDerivative(Regulariser):
     weight: float
     name: str = field(init=False, repr=False)
 
-    #: (order, weight) of the published experiments.
-    PRESETS: ClassVar[dict[str, tuple[int, float]]] = {
+    #: (order, weight) of the published experiments, by name.
+    PRESETS: ClassVar[dict[TotalDerivativePreset, tuple[int, float]]] = {
         "mnist-classification": (3, 6e-5),
         "latent-ode": (3, 1e-2),
         "mnist-flow": (2, 3e-4),
@@ -125,8 +128,8 @@ class TotalDerivative(Regulariser):
         object.__setattr__(self, "name", f"derivative{self.order}")
 
     @classmethod
-    def preset(cls, name: str) -> TotalDerivative:
-        """A published order and weight by name: one of `PRESETS`."""
+    def preset(cls, name: TotalDerivativePreset) -> TotalDerivative:
+        """The order and weight of a published experiment, by its name in `PRESETS`."""
         if name not in cls.PRESETS:
             raise ValueError(f"name: expected one of {', '.join(cls.PRESETS)}, found {name!r}")
         return cls(*cls.PRESETS[name])
@@ -135,5 +138,5 @@ class TotalDerivative(Regulariser):
         if self.order == 1:
             return per_sample_mean(at.f.square())
         first, *_, last = total_derivatives(at.velocity, at.t, at.z, self.order)
-        at.__dict__.setdefault("f", first)  # so that nobody evaluates it again
+        at.__dict__.setdefault("f", first)  # cached, so that other rates do not evaluate f again
         return per_sample_mean(last.square())

@@ -1,7 +1,7 @@
 r"""Integrals along a solution: a flow's log-determinant, a regulariser's cost.
 
-With z′ = f(t, z), a running integral adds a leaf c′ = r(t, z) per sample to the state. Nothing reads it, so it is no
-part of the ODE; and all rates of one evaluation share what is costly, f and its products with the Jacobian.
+For z′ = f(t, z), a running integral adds a leaf with c′ = r(t, z), one value per sample, to the state. The field does
+not read this leaf, so it is left out of error control. All rates share one evaluation of f and its VJPs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,14 +18,18 @@ from .products import vjp
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
+#: Distributions of the noise in stochastic estimates.
+Noise = Literal["gaussian", "rademacher"]
+
 
 class Evaluation:
-    """One evaluation of z′ = f(t, z), and what running integrals want to know about it: each is computed once.
+    """One evaluation of z′ = f(t, z), with cached values that the rates of running integrals share.
 
     Attributes:
-        velocity: f itself.
-        t, z: where it is evaluated; z has shape (batch, ...).
-        noise: v, shaped like z, the same throughout a solve; `None` where nothing asked for it.
+        velocity: the function f.
+        t, z: the point of the evaluation; z has shape (batch, ...).
+        noise: v, of the shape of z and constant during a solve; `None` if no running integral needs it.
+        f: the value f(t, z).
     """
 
     def __init__(self, velocity: Velocity, t: Tensor, z: Tensor, noise: Tensor | None = None):
@@ -36,7 +40,7 @@ class Evaluation:
 
     @cached_property
     def linearised(self) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-        """f, and the function v ↦ vᵀ ∂f/∂z."""
+        """f(t, z), and the function v ↦ vᵀ ∂f/∂z."""
         return vjp(partial(self.velocity, self.t), self.z)
 
     @cached_property
@@ -46,18 +50,18 @@ class Evaluation:
     @cached_property
     def vjp(self) -> Tensor:
         """vᵀ ∂f/∂z."""
-        assert self.noise is not None, "a running integral that reads vjp must say needs_noise"
+        assert self.noise is not None, "a running integral that reads `vjp` must set `needs_noise`"
         return self.linearised[1](self.noise)[0]
 
 
 class Running(ABC):
-    """A rate to be integrated along a solution, per sample.
+    """An integral along a solution, one value per sample.
 
-    To write one, provide:
+    A subclass provides:
 
-    1. `name`: what its integral is called;
-    2. `needs_noise`: whether it reads `Evaluation.vjp` or `Evaluation.noise`;
-    3. `rate(at)`: shape (batch,).
+    1. `name`: the name of the integral;
+    2. `needs_noise`: whether `rate` reads `Evaluation.vjp` or `Evaluation.noise`;
+    3. `rate(at)`: the integrand at an `Evaluation`, of shape (batch,).
     """
 
     name: str
@@ -74,51 +78,55 @@ class Regulariser(Running):
 
 
 def check_names(regularisers: Sequence[Regulariser], *taken: str) -> tuple[Regulariser, ...]:
-    """Refuse regularisers whose integrals could not be told apart."""
+    """Check that all are `Regulariser` objects with distinct names, none of which is in `taken`."""
     if isinstance(regularisers, str) or not isinstance(regularisers, Sequence):
-        raise TypeError(f"regularisers: expected a sequence of them, found {type(regularisers).__name__}")
-    for i, one in enumerate(regularisers):
-        if not isinstance(one, Regulariser):
-            found = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
-            raise TypeError(f"regularisers[{i}]: expected a Regulariser, found {found}")
+        raise TypeError(f"regularisers: expected a sequence of regularisers, found {type(regularisers).__name__}")
+    for i, regulariser in enumerate(regularisers):
+        if not isinstance(regulariser, Regulariser):
+            is_class = isinstance(regulariser, type)
+            kind = f"the class {regulariser.__name__}" if is_class else type(regulariser).__name__
+            raise TypeError(f"regularisers[{i}]: expected a Regulariser, found {kind}")
     names = [*taken, *(regulariser.name for regulariser in regularisers)]
     if len(set(names)) < len(names):
-        raise ValueError(f"regularisers: expected names of their own, found {names}")
+        raise ValueError(f"regularisers: expected distinct names, found {names}")
     return tuple(regularisers)
 
 
 def penalty(regularisers: Sequence[Regulariser], costs: dict[str, Tensor]) -> Tensor:
-    """Σ λ·mean(cost), what to add to the loss; `costs` has one value per sample under each regulariser's name."""
+    """The term Σ λ·mean(cost) of the loss; `costs` holds one value per sample for the name of each regulariser."""
     terms = [regulariser.weight * costs[regulariser.name].mean() for regulariser in regularisers]
     return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def per_sample_mean(x: Tensor) -> Tensor:
-    """Over all axes but the first."""
+    """The mean over all axes but the first."""
     return x.flatten(1).mean(1)
 
 
 def along(
     velocity: Velocity, running: Sequence[Running], t: Tensor, state: tuple[Tensor, ...], noise: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """The field of (z, c₁, c₂, …): bind the first two arguments with `functools.partial`, pass noise in `args`."""
+    """The field of the state (z, c₁, c₂, …).
+
+    Bind the first two arguments with `functools.partial` and pass the noise to `solve` in `args`.
+    """
     at = Evaluation(velocity, t, state[0], noise)
-    rates = [integral.rate(at) for integral in running]  # first, so that f comes out of their linearisation
+    rates = [integral.rate(at) for integral in running]  # before f, so that f is a by-product of their VJPs
     return (at.f, *rates)
 
 
 def start(z: Tensor, running: Sequence[Running], **values: Tensor) -> tuple[Tensor, ...]:
-    """The state at the start: zeros, but for integrals whose values are given by name."""
+    """The initial state (z, c₁, c₂, …): integrals start at 0, or at the values given by name."""
     return (z, *(values.get(integral.name, z.new_zeros(z.shape[0])) for integral in running))
 
 
 def integrals_of(running: Sequence[Running]) -> tuple[bool, ...]:
-    """Which leaves of the state are only integrals."""
+    """One flag per leaf of the state (z, c₁, c₂, …): whether it is a plain integral."""
     return (False, *(True for _ in running))
 
 
-def noise_for(running: Sequence[Running], z: Tensor, kind: str = "gaussian") -> tuple[Any, ...]:
-    """The `args` of a solve: one draw of noise if any integral wants it, else none."""
+def noise_for(running: Sequence[Running], z: Tensor, kind: Noise = "gaussian") -> tuple[Any, ...]:
+    """The `args` of a solve: one sample of the noise if any integral needs it, otherwise nothing."""
     if not any(integral.needs_noise for integral in running):
         return ()
     if kind == "gaussian":

@@ -1,4 +1,4 @@
-"""Spectral training: the solution as a Legendre series that is learned along with the field, without an ODE solve."""
+"""Spectral training: learn a field together with Legendre series of its solutions, without solving an ODE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._field.pytree import real_dtype
 
 
 def legendre(x: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """P₀ … P_N and their derivatives at x, stacked behind the axes of x; by the recurrences
+    """P₀ … P_N and their derivatives at x, stacked along a new last axis, by the recurrences
 
         (n + 1) Pₙ₊₁ = (2n + 1) x Pₙ − n Pₙ₋₁,    P′ₙ₊₁ = P′ₙ₋₁ + (2n + 1) Pₙ.
 
@@ -33,32 +33,32 @@ def legendre(x: Tensor, degree: int) -> tuple[Tensor, Tensor]:
 
 
 def gauss_legendre(n: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [−1, 1], float64, exact up to degree 2n − 1.
+    """The n Gauss–Legendre nodes and weights on [−1, 1] in float64, exact up to degree 2n − 1.
 
-    The nodes are the eigenvalues of the recurrence of the polynomials, the weights come from the first entries of its
-    eigenvectors. Golub and Welsch, *Calculation of Gauss quadrature rules* (1969).
+    The nodes are the eigenvalues of the tridiagonal matrix of the three-term recurrence. The weights are twice the
+    squares of the first entries of its eigenvectors. Golub and Welsch, *Calculation of Gauss quadrature rules* (1969).
 
     >>> nodes, weights = gauss_legendre(4)
     >>> round(float((weights * nodes**6).sum()), 12) == round(2 / 7, 12)
     True
     """
     k = torch.arange(1, check_count("n", n), dtype=torch.float64)
-    off = k / (4.0 * k * k - 1.0).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+    off_diagonal = k / (4.0 * k * k - 1.0).sqrt()
+    nodes, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
     return nodes, 2.0 * vectors[0].square()
 
 
 class SpectralTrajectory(nn.Module):
-    """A batch of solutions as truncated Legendre series that start where they should,
+    """A batch of trajectories as truncated Legendre series with a fixed initial value,
 
         z(t) = y₀ + Σ_{i=1}^{N} cᵢ (Pᵢ(x) − Pᵢ(−1)),    x = 2(t − t₀)/(t₁ − t₀) − 1.
 
-    The coefficients c are parameters: it is trained like a network, with
-    [`train_spectral`][seminode.models.spectral.train_spectral].
+    The coefficients c are parameters, which [`train_spectral`][seminode.models.spectral.train_spectral] trains together
+    with a field.
 
     Arguments:
-        y0: z(t₀), of any shape; it stays as it is.
-        ts: times whose first and last are t₀ and t₁.
+        y0: z(t₀), a tensor of any shape; it is not trained.
+        ts: times; the first is t₀ and the last is t₁.
         degree: N.
 
     Example:
@@ -74,26 +74,26 @@ class SpectralTrajectory(nn.Module):
     def __init__(self, y0: Tensor, ts: Tensor | Sequence[float], degree: int):
         super().__init__()
         if not isinstance(y0, Tensor) or not (y0.is_floating_point() or y0.is_complex()):
-            found = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
-            raise TypeError(f"y0: expected a tensor of a floating-point or complex dtype, found {found}")
+            kind = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
+            raise TypeError(f"y0: expected a tensor of a floating-point or complex dtype, found {kind}")
         times = [float(t) for t in ts]
         if len(times) < 2 or times[0] == times[-1] or not all(map(math.isfinite, times)):
-            raise ValueError(f"ts: expected a first and another last time, found {times}")
+            raise ValueError(f"ts: expected finite times whose first and last differ, found {times}")
         self.t0, self.t1 = times[0], times[-1]
         self.degree = check_count("degree", degree)
         self.register_buffer("y0", y0.detach().clone())
         self.coefficients = nn.Parameter(y0.new_zeros(degree, *y0.shape))
 
     def forward(self, t: Tensor) -> Tensor:
-        """z(t): the shape of t, then that of y0."""
+        """z(t), of shape (*t.shape, *y0.shape)."""
         return self.evaluate(self.basis(t))[0]
 
     def derivative(self, t: Tensor) -> Tensor:
-        """z′(t)."""
+        """z′(t), of shape (*t.shape, *y0.shape)."""
         return self.evaluate(self.basis(t))[1]
 
     def basis(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Pᵢ(x) − Pᵢ(−1), which is Pᵢ(x) − (−1)ⁱ, and its derivative with respect to t, for i from 1."""
+        """Pᵢ(x) − Pᵢ(−1) = Pᵢ(x) − (−1)ⁱ and its derivative with respect to t, for i = 1, …, N."""
         t = torch.as_tensor(t, device=self.y0.device)
         wide = t.to(torch.float32 if t.device.type == "mps" else torch.float64)
         scale = 2.0 / (self.t1 - self.t0)
@@ -103,7 +103,7 @@ class SpectralTrajectory(nn.Module):
         return (values[..., 1:] - signs).to(dtype), (scale * slopes[..., 1:]).to(dtype)
 
     def evaluate(self, basis: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """z and z′ where the basis was evaluated."""
+        """z and z′ at the times of a `basis`."""
         values, slopes = (torch.tensordot(part, self.coefficients, 1) for part in basis)
         return self.y0 + values, slopes
 
@@ -115,10 +115,10 @@ class SpectralTrajectory(nn.Module):
 
     @torch.no_grad()
     def interpolate(self, ts: Tensor, values: Tensor, smoothing: float = 0.0) -> None:
-        """Set c to the least-squares fit of values at ts, shape (len(ts), *y0.shape): where to start from.
+        """Initialise c with the least-squares fit to values of shape (len(ts), *y0.shape) at the times ts.
 
-        Where there are fewer values than coefficients, or they are noisy, `smoothing` > 0 adds
-        smoothing·Σ i⁴|cᵢ|²/N⁴ to the mean square.
+        `smoothing` > 0 adds the penalty smoothing·Σ i⁴|cᵢ|²/N⁴ to the mean square. Use it if there are fewer values
+        than coefficients, or if the values are noisy.
         """
         if values.shape != (len(ts), *self.y0.shape):
             expected = (len(ts), *self.y0.shape)
@@ -136,9 +136,10 @@ class SpectralTrajectory(nn.Module):
 
 
 def residual(field: Callable[..., Any], trajectory: SpectralTrajectory, t: Tensor, vectorise: bool = True) -> Tensor:
-    """z′(t) − f(t, z(t)) at many times, shape (len(t), *y0.shape).
+    """z′(t) − f(t, z(t)) at the times t, shape (len(t), *y0.shape).
 
-    `vectorise` evaluates all times at once with `torch.vmap`; a field that it cannot map is called time by time.
+    With `vectorise`, `torch.vmap` evaluates the field at all times at once. Use `vectorise=False` for a field that
+    `torch.vmap` does not support; the field is then called once per time.
     """
     return _residual(field, t, *trajectory.evaluate(trajectory.basis(t)), vectorise)
 
@@ -151,7 +152,7 @@ def _residual(field: Callable[..., Any], t: Tensor, z: Tensor, slope: Tensor, ve
 
 
 class SpectralLoss(NamedTuple):
-    """One round of `train_spectral`: γ·L(z) + residual, L(z) alone, and mean |z′ − f|²."""
+    """The losses of one round of `train_spectral`: γ·L(z) + mean |z′ − f|², L(z), and mean |z′ − f|²."""
 
     total: float
     loss: float
@@ -171,30 +172,31 @@ def train_spectral(
     rounds: tuple[int, int] = (1, 1),
     vectorise: bool = True,
 ) -> list[SpectralLoss]:
-    """Train a field without solving for it: over the coefficients c and the parameters θ in turn, minimise
+    """Train a field without ODE solves: minimise over the coefficients c and the parameters θ, in turn,
 
         γ·L(z) + mean |z′(t_q) − f(t_q, z(t_q); θ)|²,    t_q the Gauss–Legendre nodes,
 
-    the mean being over nodes, trajectories and channels.
+    where the mean is over nodes, trajectories and channels.
 
-    All nodes are evaluated at once: the work is parallel in time. With Adam, and learning rates that fall to zero along
-    a cosine. θ is only as good as the residual is small: check it with a solve.
-
-    Arguments:
-        field: f(t, z), a module; its parameters that require a gradient are trained.
-        trajectory: its coefficients are trained; begin with `trajectory.interpolate` where there is data.
-        loss: L as a function of the trajectory, such as `lambda z: (z(ts) - data).square().mean()`.
-        gamma: γ. The larger it is, the closer z stays to the data and the less the field has a say.
-        steps: how many rounds.
-        nodes: how many times t_q; by default twice the degree of the trajectory.
-        lr_field, lr_coefficients: the first learning rates for θ and c.
-        rounds: how many steps in c, then in θ, make a round.
-        vectorise: see [`residual`][seminode.models.spectral.residual].
+    All nodes are evaluated at once, so the work is parallel in time. The optimiser is Adam with a cosine schedule of
+    the learning rates. A small loss L(z) does not imply a good field: check θ with a solve.
 
     Quaglino, Gallieri, Masci and Koutník, *SNODE: spectral discretization of neural ODEs for system identification*
     (ICLR 2020, arXiv:1906.07038).
 
-    Returns the losses of every round, before its last step.
+    Arguments:
+        field: f(t, z), a module; its parameters that require gradients are trained.
+        trajectory: its coefficients are trained; initialise them with `trajectory.interpolate` if there are data.
+        loss: L as a function of the trajectory, such as `lambda z: (z(ts) - data).square().mean()`.
+        gamma: γ. With a larger γ, z stays closer to the data and further from a solution of the field.
+        steps: number of rounds.
+        nodes: number of times t_q; by default twice the degree of the trajectory.
+        lr_field, lr_coefficients: initial learning rates of θ and c.
+        rounds: number of optimiser steps in c and in θ in each round.
+        vectorise: see [`residual`][seminode.models.spectral.residual].
+
+    Returns:
+        The losses of every round, evaluated before its last optimiser step.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -218,31 +220,32 @@ def train_spectral(
     _check(field, trajectory, gamma, rounds)
     times = trajectory.nodes(check_count("nodes", 2 * trajectory.degree if nodes is None else nodes))
     basis = trajectory.basis(times)
-    blocks = (
+    optimisers = (
         torch.optim.Adam(trajectory.parameters(), lr=lr_coefficients),
         torch.optim.Adam([p for p in field.parameters() if p.requires_grad], lr=lr_field),
     )
-    firsts = (lr_coefficients, lr_field)
+    initial_lrs = (lr_coefficients, lr_field)
     history: list[Tensor] = []
-    found: tuple[Tensor, ...] = ()
+    losses: tuple[Tensor, ...] = ()
     with torch.enable_grad():
         for step in range(check_count("steps", steps)):
-            fall = 0.5 * (1.0 + math.cos(math.pi * step / steps))
-            for block, first, count in zip(blocks, firsts, rounds, strict=True):
-                block.param_groups[0]["lr"] = first * fall
-                tensors = block.param_groups[0]["params"]
+            decay = 0.5 * (1.0 + math.cos(math.pi * step / steps))
+            for optimiser, initial_lr, count in zip(optimisers, initial_lrs, rounds, strict=True):
+                optimiser.param_groups[0]["lr"] = initial_lr * decay
+                tensors = optimiser.param_groups[0]["params"]
                 for _ in range(count):
-                    misfit = _residual(field, times, *trajectory.evaluate(basis), vectorise).abs().square().mean()
-                    own = loss(trajectory)
-                    total = gamma * own + misfit
-                    # Only this block's gradients: the other coordinates are held fixed.
+                    difference = _residual(field, times, *trajectory.evaluate(basis), vectorise)
+                    mean_residual = difference.abs().square().mean()
+                    data_loss = loss(trajectory)
+                    total = gamma * data_loss + mean_residual
+                    # Gradients of this optimiser's tensors only: the others are held fixed.
                     for p, grad in zip(tensors, torch.autograd.grad(total, tensors, allow_unused=True), strict=True):
                         p.grad = grad
-                    block.step()
-                    block.zero_grad()
-                    found = tuple(x.detach() for x in (total, own, misfit))
-            history.append(torch.stack(found))
-    return [SpectralLoss(*losses) for losses in torch.stack(history).tolist()]
+                    optimiser.step()
+                    optimiser.zero_grad()
+                    losses = tuple(x.detach() for x in (total, data_loss, mean_residual))
+            history.append(torch.stack(losses))
+    return [SpectralLoss(*row) for row in torch.stack(history).tolist()]
 
 
 def _check(field: Any, trajectory: Any, gamma: float, rounds: Sequence[int]) -> None:
@@ -253,6 +256,6 @@ def _check(field: Any, trajectory: Any, gamma: float, rounds: Sequence[int]) -> 
     if not 0.0 < gamma < math.inf:
         raise ValueError(f"gamma: expected a positive number, found {gamma!r}")
     if len(rounds) != 2:
-        raise ValueError(f"rounds: expected two counts, of steps in c and in θ, found {rounds!r}")
+        raise ValueError(f"rounds: expected two counts, the numbers of steps in c and in θ, found {rounds!r}")
     for count in rounds:
         check_count("rounds", count)

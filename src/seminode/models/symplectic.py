@@ -1,4 +1,4 @@
-"""Symplectic ODE-Net: a mechanical system with torques whose mass, potential and actuation are learned."""
+"""Symplectic ODE-Net: a controlled mechanical system with learned mass matrix, potential and input matrix."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from .products import vjp
 
 
 def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
-    """A⁻¹b with A symmetric, (…, n, n), and b (…, n, 1)."""
+    """A⁻¹b for symmetric A of shape (…, n, n) and b of shape (…, n, 1)."""
     if A.shape[-1] != 2:
-        return torch.linalg.solve_ex(A, b)[0]  # unlike `solve` it does not ask the device whether all went well
+        return torch.linalg.solve_ex(A, b)[0]  # unlike `solve`, it does not synchronise with the device
     a, o, _, c = A.flatten(-2).unbind(-1)
     adjugate = torch.stack((c, -o, -o, a), -1).unflatten(-1, (2, 2))
     return adjugate @ b / (a * c - o * o)[..., None, None]
 
 
 def triangle(n: int) -> Tensor:
-    """Where the entries of L go: those of the diagonal first, then row by row those below it; (n(n+1)/2, n²)."""
-    places = [(i, i) for i in range(n)] + [(i, j) for i in range(n) for j in range(i)]
-    return torch.eye(n * n)[[i * n + j for i, j in places]]
+    """The 0/1 matrix (n(n+1)/2, n²) from the entries of L to L: diagonal entries first, then those below it by rows."""
+    positions = [(i, i) for i in range(n)] + [(i, j) for i in range(n) for j in range(i)]
+    return torch.eye(n * n)[[i * n + j for i, j in positions]]
 
 
 class SymplecticField(nn.Module):
-    """Hamilton's equations with torques, on states (cos q, sin q, q′, u); see `SymplecticODENet`.
+    """Hamilton's equations with torques for states (cos q, sin q, q′, u); see `SymplecticODENet`.
 
     Arguments:
-        inverse_mass: module from (cos q, sin q), (…, 2n), to the n(n+1)/2 entries of L, those of the diagonal first and
-            then row by row those below it.
-        potential: module from (cos q, sin q) to V, (…, 1).
-        input_matrix: module from (cos q, sin q) to g, (…, n·inputs), row by row.
+        inverse_mass: module from (cos q, sin q), of shape (…, 2n), to the n(n+1)/2 entries of L: those of the diagonal
+            first, then those below it row by row.
+        potential: module from (cos q, sin q) to V, of shape (…, 1).
+        input_matrix: module from (cos q, sin q) to g, of shape (…, n·inputs), row by row.
         dof: n, the number of angles.
-        inputs: how many torques u there are.
+        inputs: number of torques u.
         floor: ε of M⁻¹ = LLᵀ + ε I.
     """
 
@@ -56,7 +56,7 @@ class SymplecticField(nn.Module):
     ):
         super().__init__()
         self.dof, self.inputs, self.floor = dof, inputs, floor
-        # This order is that of the parameters in a flat adjoint state, on which a published norm depends.
+        # This is the order of the parameters in a flat adjoint state, on which the norm `mixed_per_tensor` depends.
         self.inverse_mass = inverse_mass
         self.potential = potential
         self.input_matrix = input_matrix
@@ -64,7 +64,7 @@ class SymplecticField(nn.Module):
         self.register_buffer("identity", torch.eye(dof), persistent=False)
 
     def factor(self, entries: Tensor) -> Tensor:
-        """L, (…, n, n), of the entries that the network gives."""
+        """L, of shape (…, n, n), from the outputs of the network `inverse_mass`."""
         return (entries @ self.places).unflatten(-1, (self.dof, self.dof))
 
     def squared(self, L: Tensor) -> Tensor:
@@ -72,25 +72,25 @@ class SymplecticField(nn.Module):
         return torch.add(L @ L.mT, self.identity, alpha=self.floor)
 
     def inverse_mass_matrix(self, angles: Tensor) -> Tensor:
-        """M⁻¹ = LLᵀ + ε I at angles (cos q, sin q)."""
+        """M⁻¹ = LLᵀ + ε I as a function of angles (cos q, sin q)."""
         return self.squared(self.factor(self.inverse_mass(angles)))
 
     def actuation(self, angles: Tensor) -> Tensor:
-        """g, (…, n, inputs)."""
+        """g, of shape (…, n, inputs)."""
         return self.input_matrix(angles).unflatten(-1, (self.dof, self.inputs))
 
     def turning(self, x: Tensor) -> Tensor:
-        """∂(cos q, sin q)/∂q = (−sin q, cos q), (…, 2, n)."""
+        """∂(cos q, sin q)/∂q = (−sin q, cos q), of shape (…, 2, n)."""
         n = self.dof
         return torch.cat((-x[..., n : 2 * n], x[..., :n]), -1).unflatten(-1, (2, n))
 
     def force(self, x: Tensor) -> Tensor:
-        """∂V/∂q, (…, n): what gravity and springs ask for."""
-        V, pull = vjp(self.potential, x[..., : 2 * self.dof])
-        return (self.turning(x) * pull(torch.ones_like(V))[0].unflatten(-1, (2, self.dof))).sum(-2)
+        """∂V/∂q, of shape (…, n): the torques that balance the potential."""
+        V, vjp_fn = vjp(self.potential, x[..., : 2 * self.dof])
+        return (self.turning(x) * vjp_fn(torch.ones_like(V))[0].unflatten(-1, (2, self.dof))).sum(-2)
 
     def energy(self, x: Tensor) -> Tensor:
-        """H = ½ q′ᵀM q′ + V, (…)."""
+        """H = ½ q′ᵀM q′ + V, of shape (…)."""
         angles, w = x[..., : 2 * self.dof], x[..., 2 * self.dof : 3 * self.dof]
         p = solve_symmetric(self.inverse_mass_matrix(angles), w.unsqueeze(-1)).squeeze(-1)
         return 0.5 * (p * w).sum(-1) + self.potential(angles).squeeze(-1)
@@ -101,17 +101,17 @@ class SymplecticField(nn.Module):
         turning = self.turning(x)
         dangles = (turning * w.unsqueeze(-2)).flatten(-2)
 
-        (entries, V), pull = vjp(lambda c: (self.inverse_mass(c), self.potential(c)), angles)
+        (entries, V), vjp_fn = vjp(lambda c: (self.inverse_mass(c), self.potential(c)), angles)
         L = self.factor(entries)
         p = solve_symmetric(self.squared(L), w.unsqueeze(-1))
 
-        # With v = Lᵀp and p held fixed, H = ½|v|² + ½ε|p|² + V has ∂H/∂L = p vᵀ. Its pull-back to the angles is linear
-        # in that matrix, so that pulling the angles' velocity back through it gives dL/dt: a JVP by two VJPs, whose
-        # own derivatives compile.
+        # With v = Lᵀp and p held fixed, H = ½|v|² + ½ε|p|² + V has ∂H/∂L = p vᵀ. The VJP from L to the angles is linear
+        # in its cotangent, and its own VJP maps the velocity of the angles to dL/dt: a JVP as two VJPs, whose
+        # derivatives `torch.compile` supports.
         v = L.mT @ p
         ones = torch.ones_like(V)
-        dH, pull_again = vjp(lambda k: pull((k, ones))[0], (p * v.mT).flatten(-2) @ self.places.mT)
-        dL = self.factor(pull_again(dangles)[0])
+        dH, jvp_fn = vjp(lambda k: vjp_fn((k, ones))[0], (p * v.mT).flatten(-2) @ self.places.mT)
+        dL = self.factor(jvp_fn(dangles)[0])
 
         dV = (turning * dH.unflatten(-1, (2, n))).sum(-2)
         dp = self.actuation(angles) @ u.unsqueeze(-1) - dV.unsqueeze(-1)
@@ -121,28 +121,31 @@ class SymplecticField(nn.Module):
 
 
 class SymplecticODENet(SolvingModule):
-    r"""Symplectic ODE-Net: Hamilton's equations of angles q driven by torques u, with learned M, V and g.
+    r"""Symplectic ODE-Net: Hamilton's equations for angles q with torques u, with learned M, V and g.
 
         M⁻¹ = LLᵀ + ε I,   H(q, p) = ½ pᵀM⁻¹(q) p + V(q)
         q′  = ∂H/∂p,       p′ = −∂H/∂q + g(q) u,      u′ = 0
 
-    L, V and g are networks of (cos q, sin q), so that nothing breaks where an angle passes π. The equations are written
-    in what is observed, (cos q, sin q, q′, u), with p = M q′. Without torques H is conserved. Zhong, Dey and
-    Chakraborty, *Symplectic ODE-Net: Learning Hamiltonian Dynamics with Control* (ICLR 2020, arXiv:1909.12077). Sizes
-    and activation are those of the double pendulum in Kidger, Chen and Lyons (ICML 2021), who solve with
-    rtol = atol = 1e-4.
+    L, V and g are networks of (cos q, sin q), so they are continuous where an angle passes π. The state consists of the
+    observed variables (cos q, sin q, q′, u), and p = M q′. Without torques H is conserved.
+
+    Zhong, Dey and Chakraborty, *Symplectic ODE-Net: Learning Hamiltonian Dynamics with Control* (ICLR 2020,
+    arXiv:1909.12077). The default widths and activation are those of the double pendulum in Kidger, Chen and Lyons
+    (ICML 2021), who solve with rtol = atol = 1e-4.
 
     Arguments:
         dof: n, the number of angles.
-        inputs: number of torques; by default as many as angles.
+        inputs: number of torques; by default the number of angles.
         mass_hidden, potential_hidden, input_hidden: widths of the hidden layers of the networks for L, V and g.
-        floor: ε, the least eigenvalue of M⁻¹.
-        activation: makes the activation between layers; it must be differentiable twice, so no ReLU.
-        options: of [`solve`][seminode.solve].
+        floor: ε, a lower bound on the eigenvalues of M⁻¹.
+        activation: a function that returns the activation module. The activation must be twice differentiable, so not
+            ReLU.
+        options: options of [`solve`][seminode.solve].
 
-    `model(x0, ts)` takes states (cos q, sin q, q′, u) of shape (batch, 3n + inputs) and returns those at all times,
+    `model(x0, ts)` maps states (cos q, sin q, q′, u) of shape (batch, 3n + inputs) to the states at all times,
     (times, batch, 3n + inputs). `model.field(t, x)` is the vector field; `model.inverse_mass`, `model.potential` and
-    `model.input_matrix` are the networks. M, V and g are known up to a common factor only, and V up to a constant.
+    `model.input_matrix` are the networks. The motion determines M, V and g up to a common factor, and V up to a
+    constant.
 
     Example:
         >>> import torch
@@ -200,28 +203,33 @@ class SymplecticODENet(SolvingModule):
         return self.solve(self.field, x0, ts).ys
 
     def energy(self, x: Tensor) -> Tensor:
-        """The learned H = ½ q′ᵀM q′ + V of observations (cos q, sin q, q′), with or without u; shape x.shape[:-1]."""
+        """The learned energy H = ½ q′ᵀM q′ + V, of shape x.shape[:-1], at (cos q, sin q, q′), with or without u."""
         self._check_observations(x)
         return self.field.energy(x)
 
     def control(self, x: Tensor, potential_gain: float = 2.0, damping: float = 1.0) -> Tensor:
-        """Torques that turn the potential upside down and brake: u = gᵀ(g gᵀ)⁻¹(κ ∂V/∂q − d q′).
+        """Torques that invert the potential and damp the motion: u = gᵀ(g gᵀ)⁻¹(κ ∂V/∂q − d q′), of shape (…, inputs).
 
-        With κ = 2 the closed loop moves in the potential −V, whose minima are where V is largest; the damping d takes
-        it to rest there. From observations (cos q, sin q, q′), with or without u; shape (…, inputs).
+        With κ = 2 the closed loop moves in the potential −V, whose minima are the maxima of V. The damping d brings it
+        to rest there.
+
+        Arguments:
+            x: observations (cos q, sin q, q′), with or without u.
+            potential_gain: κ.
+            damping: d.
         """
         self._check_observations(x)
         if self.inputs < self.dof:
-            raise ValueError(f"control: expected as many inputs as angles, found {self.inputs} for {self.dof} angles")
+            raise ValueError(f"control: expected at least as many inputs as angles, found {self.inputs} for {self.dof}")
         n = self.dof
-        wanted = potential_gain * self.field.force(x) - damping * x[..., 2 * n : 3 * n]
+        target = potential_gain * self.field.force(x) - damping * x[..., 2 * n : 3 * n]
         g = self.field.actuation(x[..., : 2 * n])
-        return (g.mT @ solve_symmetric(g @ g.mT, wanted.unsqueeze(-1))).squeeze(-1)
+        return (g.mT @ solve_symmetric(g @ g.mT, target.unsqueeze(-1))).squeeze(-1)
 
     def _check_observations(self, x: Any) -> None:
         channels = (3 * self.dof, 3 * self.dof + self.inputs)
         check_channels("x", x, channels, "observations (cos q, sin q, q'), with or without u,")
 
     def extra_repr(self) -> str:
-        own = f"dof={self.dof}, inputs={self.inputs}, floor={self.field.floor}"
-        return ", ".join(filter(None, (own, super().extra_repr())))
+        text = f"dof={self.dof}, inputs={self.inputs}, floor={self.field.floor}"
+        return ", ".join(filter(None, (text, super().extra_repr())))

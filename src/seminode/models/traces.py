@@ -1,42 +1,49 @@
-r"""The divergence of a field along a solution: Δ′ = −tr(∂f/∂z), as a running integral, exact or estimated.
+r"""The running integral Δ′ = −tr(∂f/∂z) of the divergence of a field, with an exact or an estimated trace.
 
-By the instantaneous change of variables (Chen et al., 2018, arXiv:1806.07366), log p(z(t)) grows at the rate
-−tr(∂f/∂z). With z(0) = x and z(T) of density q, log p(x) = log q(z(T)) − Δ(T).
+By the instantaneous change of variables (Chen et al., 2018, arXiv:1806.07366), d log p(z(t))/dt = −tr(∂f/∂z). If
+z(0) = x and z(T) has density q, then log p(x) = log q(z(T)) − Δ(T).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from .._field.checks import check_count
-from .running import Evaluation, Running
+from .running import Evaluation, Noise, Running
 
-NOISES = ("gaussian", "rademacher")
+#: Names of the traces.
+TraceName = Literal["hutchinson", "exact", "hollow"]
 
 
 class Trace(Running):
-    """The rate −tr(∂f/∂z) of each sample; f must treat samples independently of each other.
+    """A running integral with the rate −tr(∂f/∂z) per sample; f must treat samples independently of each other.
 
-    To write one, provide `needs_noise`, `noise` if so, and `rate`, as for any running integral. Where it asks for more
-    than a callable, `check` refuses the fields that it cannot do.
+    A subclass provides:
+
+    1. `needs_noise` and `rate`, as every running integral;
+    2. `noise`: the distribution of the noise, if it needs noise;
+    3. `check(field)`: raises an error if the trace does not support the field. By default every callable is supported.
     """
 
     name = "delta"
-    noise: str = "gaussian"
+    noise: Noise = "gaussian"
 
     def check(self, field: Any) -> None:
-        """Raise if this trace is none for such a field."""
+        """Raise an error if this trace does not support the field."""
 
 
 class Hutchinson(Trace):
-    """tr(∂f/∂z) ≈ vᵀ(∂f/∂z)v, whose mean over v is the trace, at the cost of one VJP.
+    """Hutchinson's estimate tr(∂f/∂z) ≈ vᵀ(∂f/∂z)v, unbiased, at the cost of one VJP.
 
-    The v of a sample stays the same throughout a solve, so that the field remains a function of time and state
-    (Grathwohl et al., 2019, arXiv:1810.01367). Gaussian noise has the variance 2‖S‖², where S is the symmetric part of
-    ∂f/∂z; that of Rademacher noise, ±1, leaves the diagonal of S out, and is never larger.
+    v is constant during a solve, so that the field remains a function of time and state (Grathwohl et al., 2019,
+    arXiv:1810.01367). With Gaussian noise the variance is 2‖S‖²_F, where S is the symmetric part of ∂f/∂z. With
+    Rademacher noise (±1) the diagonal of S does not contribute, so the variance is never larger.
+
+    Arguments:
+        noise: `"gaussian"` or `"rademacher"`.
 
     >>> Hutchinson("rademacher")
     Hutchinson('rademacher')
@@ -44,7 +51,7 @@ class Hutchinson(Trace):
 
     needs_noise = True
 
-    def __init__(self, noise: str = "gaussian"):
+    def __init__(self, noise: Noise = "gaussian"):
         self.noise = check_noise(noise)
 
     def rate(self, at: Evaluation) -> Tensor:
@@ -56,10 +63,10 @@ class Hutchinson(Trace):
 
 
 class ExactTrace(Trace):
-    """tr(∂f/∂z) = Σᵢ eᵢᵀ(∂f/∂z)eᵢ, one VJP for each of the d dimensions of a sample: for low dimensions.
+    """tr(∂f/∂z) = Σᵢ eᵢᵀ(∂f/∂z)eᵢ with one VJP for each of the d dimensions of a sample; for small d.
 
     Arguments:
-        chunk: how many VJPs are computed at once, by `torch.func.vmap`; by default all of them.
+        chunk: number of VJPs that `torch.func.vmap` computes at once; by default all of them.
 
     >>> ExactTrace()
     ExactTrace()
@@ -70,12 +77,12 @@ class ExactTrace(Trace):
 
     def rate(self, at: Evaluation) -> Tensor:
         z, d = at.z, at.z[0].numel()
-        at.f, pull = at.linearised
-        # Samples are independent: eᵢ in all of them at once gives the i-th row of each sample's own Jacobian.
+        at.f, vjp_fn = at.linearised
+        # Samples are independent: one VJP with eᵢ in all samples gives the i-th row of the Jacobian of each.
         basis = torch.eye(d, dtype=z.dtype, device=z.device).view(d, 1, *z.shape[1:])
 
         def diagonal(e: Tensor) -> Tensor:
-            return (pull(e.expand_as(z))[0] * e).flatten(1).sum(1)
+            return (vjp_fn(e.expand_as(z))[0] * e).flatten(1).sum(1)
 
         return -torch.func.vmap(diagonal, chunk_size=self.chunk)(basis).sum(0)
 
@@ -84,11 +91,11 @@ class ExactTrace(Trace):
 
 
 class HollowTrace(Trace):
-    """tr(∂f/∂z), exact, for fields fᵢ = τᵢ(zᵢ, hᵢ) whose hᵢ depends on all coordinates but zᵢ: one VJP in all.
+    """The exact tr(∂f/∂z) with one VJP, for fields fᵢ = τᵢ(zᵢ, hᵢ) where hᵢ depends on all coordinates but zᵢ.
 
-    With h held fixed, fᵢ depends on zᵢ alone, so that the Jacobian is its diagonal, and pulling back ones reads it off
-    (Chen and Duvenaud, 2019, arXiv:1912.03579). The field must have `conditioner(t, z)`, which is h, and
-    `transformer(t, z, h)`, which is f, as [`HollowMLP`][seminode.models.cnf.HollowMLP] does.
+    With h held fixed, fᵢ depends on zᵢ only, so the Jacobian is diagonal and the VJP with a vector of ones is its
+    diagonal (Chen and Duvenaud, 2019, arXiv:1912.03579). The field must have the methods `conditioner(t, z)`, which
+    returns h, and `transformer(t, z, h)`, which returns f, as [`HollowMLP`][seminode.models.cnf.HollowMLP] does.
 
     >>> HollowTrace()
     HollowTrace()
@@ -103,34 +110,34 @@ class HollowTrace(Trace):
 
     def rate(self, at: Evaluation) -> Tensor:
         field: Any = at.velocity
-        h = field.conditioner(at.t, at.z)  # a constant to the VJP below, though not to an adjoint
-        f, pull = torch.func.vjp(lambda z: field.transformer(at.t, z, h), at.z)  # type: ignore[misc]
+        h = field.conditioner(at.t, at.z)  # constant for the VJP below, but not for the adjoint of the solve
+        f, vjp_fn = torch.func.vjp(lambda z: field.transformer(at.t, z, h), at.z)  # type: ignore[misc]
         if at.noise is None:
             at.f = f
-        return -pull(torch.ones_like(f))[0].flatten(1).sum(1)
+        return -vjp_fn(torch.ones_like(f))[0].flatten(1).sum(1)
 
     def __repr__(self) -> str:
         return "HollowTrace()"
 
 
-BY_NAME: dict[str, type[Trace]] = {"hutchinson": Hutchinson, "exact": ExactTrace, "hollow": HollowTrace}
+BY_NAME: dict[TraceName, type[Trace]] = {"hutchinson": Hutchinson, "exact": ExactTrace, "hollow": HollowTrace}
 
 
-def check_noise(noise: str) -> str:
-    if noise not in NOISES:
-        raise ValueError(f"noise: expected {' or '.join(map(repr, NOISES))}, found {noise!r}")
+def check_noise(noise: Noise) -> Noise:
+    if noise not in get_args(Noise):
+        raise ValueError(f"noise: expected {' or '.join(map(repr, get_args(Noise)))}, found {noise!r}")
     return noise
 
 
-def chosen_trace(trace: str | Trace, noise: str | None) -> Trace:
-    """The trace that is meant by a name, or the object itself, which has a noise of its own."""
+def make_trace(trace: TraceName | Trace, noise: Noise | None) -> Trace:
+    """The trace of a name with the given noise, or the `Trace` itself, which already has a noise."""
     if isinstance(trace, Trace):
         if noise is not None:
-            raise ValueError(f"noise: expected None beside a Trace, which has its own, found {noise!r}")
+            raise ValueError(f"noise: expected None with a Trace, which has its own, found {noise!r}")
         return trace
     if trace not in BY_NAME:
         raise ValueError(f"trace: expected {', '.join(map(repr, BY_NAME))} or a Trace, found {trace!r}")
-    chosen = BY_NAME[trace]()
+    made = BY_NAME[trace]()
     if noise is not None:
-        chosen.noise = check_noise(noise)  # which regularisers read, too
-    return chosen
+        made.noise = check_noise(noise)  # also used by regularisers, if the trace itself needs no noise
+    return made
