@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from seminode._compile import graph as graphs
+from seminode._compile import inductor
 
 from .contenders import named
 from .detest import table
@@ -73,12 +73,12 @@ class ProgramTimer:
     programs: list[Program] = field(default_factory=list)
 
     def __enter__(self) -> ProgramTimer:
-        self._original = graphs.back_end
-        graphs.back_end = self._compile
+        self._original = inductor.back_end
+        inductor.back_end = self._compile
         return self
 
     def __exit__(self, *_: object) -> None:
-        graphs.back_end = self._original
+        inductor.back_end = self._original
 
     def _compile(self, module: fx.GraphModule, examples: list[Any]) -> Program:
         recorder = ProductRecorder(module)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode._compile.graph import Capture, capture, traced
-from seminode._compile.programs import pull_program, saving_programs, step_program, tolerances
-from seminode._compile.programs.steps import no_sums, ratio_of
-from seminode._field import checks as arguments
+from seminode._compile.graph import Capture, capture
+from seminode._compile.inductor import traced
+from seminode._compile.programs import no_sums, saving_programs, step_program, tolerances, vjp_program, whole_step
+from seminode._field import checks
 from seminode._field.pytree import Layout
-from seminode._stepping.schedule import Pace
+from seminode._stepping.schedule import Schedule
 
 from .detest import table
 from .overhead import BATCH, CHANNELS, Network, seconds
@@ -48,14 +48,14 @@ class Setting(NamedTuple):
 
     @property
     def error(self) -> Any:
-        return arguments.check_error_norm(None, 1e-3, 1e-6, self.y, Layout.of(self.y, "y"), self.y, sn.Integral())
+        return checks.check_error_norm(None, 1e-3, 1e-6, self.y, Layout.of(self.y, "y"), self.y, sn.Integral())
 
 
 class Way(NamedTuple):
     """Functions that run one step and the VJP of one step."""
 
     step: Callable[[], Any]
-    pull: Callable[[], Any]
+    vjp: Callable[[], Any]
 
 
 def setting() -> Setting:
@@ -70,25 +70,23 @@ def functions(given: Setting) -> tuple[Callable[..., Any], Callable[..., Any]]:
     error, field = given.error, given.field
     allowed = tolerances(error, given.y)
 
-    def step_with(
-        dt: Tensor, y: Tensor, params: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor], Callable[..., Tensor]]:
-        def slope(c: float, z: Tensor) -> Tensor:
+    def evaluator(dt: Tensor, params: Sequence[Tensor]) -> Callable[..., Tensor]:
+        def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
             return torch.func.functional_call(field, dict(zip(names, params, strict=True)), (c * dt, z))
 
-        y1, stages = SOLVER.step(slope, dt, y, slope(0.0, y))
-        return y1, stages, slope
+        return evaluate
 
     def step(dt: Tensor, y: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
-        y1, stages, slope = step_with(dt, y, params)
-        end = slope(1.0, y1)
-        return y1, ratio_of(SOLVER, error, dt, y, y1, [*stages, end], allowed), end
+        return tuple(whole_step(SOLVER, error, evaluator(dt, params), dt, y, None, allowed)[:3])
 
-    def pull(dt: Tensor, y: Tensor, adj: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
-        _, vjp_fn = torch.func.vjp(lambda y, *params: step_with(dt, y, params)[0], y, *params)  # type: ignore[misc]
+    def step_vjp(dt: Tensor, y: Tensor, adj: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        def end(y: Tensor, *params: Tensor) -> Tensor:
+            return SOLVER.step(evaluator(dt, params), dt, y, None).y1
+
+        _, vjp_fn = torch.func.vjp(end, y, *params)  # type: ignore[misc]
         return vjp_fn(adj)
 
-    return step, pull
+    return step, step_vjp
 
 
 def inputs(given: Setting) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -96,15 +94,15 @@ def inputs(given: Setting) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return (dt, given.y, *params), (dt, given.y, given.adj, *params)
 
 
-def op_by_op(given: Setting) -> Way:
-    (step, pull), (for_step, for_pull) = functions(given), inputs(given)
-    return Way(lambda: step(*for_step), lambda: pull(*for_pull))
+def eager(given: Setting) -> Way:
+    (step, vjp), (for_step, for_vjp) = functions(given), inputs(given)
+    return Way(lambda: step(*for_step), lambda: vjp(*for_vjp))
 
 
 def with_torch_compile(given: Setting, **options: Any) -> Way:
-    step, pull = (torch.compile(f, dynamic=False, options=options) for f in functions(given))
-    for_step, for_pull = inputs(given)
-    return Way(lambda: step(*for_step), lambda: pull(*for_pull))
+    step, vjp = (torch.compile(f, dynamic=False, options=options) for f in functions(given))
+    for_step, for_vjp = inputs(given)
+    return Way(lambda: step(*for_step), lambda: vjp(*for_vjp))
 
 
 def ahead_of_time(given: Setting, rewritten: bool) -> Way:
@@ -126,8 +124,8 @@ def ahead_of_time(given: Setting, rewritten: bool) -> Way:
             return torch._inductor.aoti_load_package(path)
 
     both = [packed(f, examples) for f, examples in zip(functions(given), inputs(given), strict=True)]
-    for_step, for_pull = inputs(given)
-    return Way(lambda: both[0](*for_step), lambda: both[1](*for_pull))
+    for_step, for_vjp = inputs(given)
+    return Way(lambda: both[0](*for_step), lambda: both[1](*for_vjp))
 
 
 def captured(given: Setting) -> Capture:
@@ -141,10 +139,10 @@ def programs(given: Setting) -> Way:
     wanted, rest, error, y = tuple(True for _ in graph.rest), graph.rest, given.error, given.y
     allowed, sums = tolerances(error, y), no_sums(rest, wanted)
     step = step_program(graph, SOLVER, error, y, given.k1)
-    pull = pull_program(graph, SOLVER, wanted, y, False)
+    vjp = vjp_program(graph, SOLVER, wanted, y, False)
     return Way(
         lambda: step(plan, y, given.k1, allowed, rest),
-        lambda: pull(plan, y, [given.adj], rest, sums),
+        lambda: vjp(plan, y, [given.adj], rest, sums),
     )
 
 
@@ -161,16 +159,16 @@ def saving(given: Setting) -> Way:
     zero = torch.zeros_like(y)
     return Way(
         lambda: both.step(plan, y, k1, allowed, rest),
-        lambda: both.pull(plan, kept, [zero, given.adj], sums),
+        lambda: both.vjp(plan, kept, [zero, given.adj], sums),
     )
 
 
 def _plan() -> Any:
-    return Pace(sn.Integral(), SOLVER.order, (0.0, 10.0), (), torch.float32).plan(DT)
+    return Schedule(sn.Integral(), SOLVER.order, (0.0, 10.0), (), torch.float32).plan(DT)
 
 
 WAYS: dict[str, Callable[[Setting], Way]] = {
-    "eager": op_by_op,
+    "eager": eager,
     "torch.compile of a step, and of its torch.func.vjp": with_torch_compile,
     "the same with Inductor's C++ wrapper": lambda given: with_torch_compile(given, cpp_wrapper=True),
     "AOTInductor": lambda given: ahead_of_time(given, rewritten=False),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import seminode as sn
-from seminode._stepping.schedule import Pace, neighbours
+from seminode._stepping.schedule import Schedule, neighbours
 from seminode.controllers import PIDPreset
 
 
@@ -201,10 +201,10 @@ def test_step_to_times(controller: Any) -> None:
 
 def test_fixed_steps_reach_the_end_without_a_tiny_last_step() -> None:
     for end, dt, n in ((1.0, 0.1, 10), (0.3, 0.1, 3), (1.0, 0.3, 4), (1e4, 0.1, 100_000)):
-        pace = Pace(sn.FixedStep(dt), 5, [0.0, end], [], torch.float64)
+        schedule = Schedule(sn.FixedStep(dt), 5, [0.0, end], [], torch.float64)
         count = 0
-        while (plan := pace.next()) is not None:
-            assert pace.judge(plan, math.nan)
+        while (plan := schedule.next()) is not None:
+            assert schedule.judge(plan, math.nan)
             count += 1
         assert count == n
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import models, norms, paths
+from . import _moved, models, norms, paths
 from ._integrals.detect import integral_leaves
 from ._stepping.interpolation import DenseSolution
 from .adjoints import Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
@@ -15,6 +15,7 @@ from .errors import (
     NonFiniteState,
     SolveError,
     StatefulFieldWarning,
+    StepFailure,
     StepSizeUnderflow,
     ToleranceWarning,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "StatefulFieldWarning",
     "Stats",
     "Status",
+    "StepFailure",
     "StepSizeUnderflow",
     "ToleranceWarning",
     "Tsit5",
@@ -83,3 +85,10 @@ __all__ = [
     "profile",
     "solve",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+_moved.install()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
 import torch
+from compiled import replace_back_end
 from torch import Tensor, nn
 
 import seminode as sn
 from seminode._compile import graph as graphs
+from seminode._compile import inductor
 from seminode._compile.programs import pieces
 
 DISCRETE = [sn.Replay(), sn.Direct(), sn.Checkpointed(2)]
@@ -47,9 +48,7 @@ class Programs:
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
     made = Programs()
-    monkeypatch.setattr(graphs, "back_end", made)
-    monkeypatch.setattr(graphs, "_front_ends", {})
-    monkeypatch.setattr(graphs, "_known", WeakValueDictionary())
+    replace_back_end(monkeypatch, made)
     yield made
     torch._dynamo.reset()
 
@@ -178,7 +177,7 @@ def test_a_program_that_fails_leaves_no_transform_behind(programs: Programs, mon
 
         return never(torch.zeros(2))
 
-    monkeypatch.setattr(graphs, "back_end", broken)
+    monkeypatch.setattr(inductor, "back_end", broken)
     with pytest.warns(sn.CompileWarning, match="half-way"):
         results(Field(), start(), [0.0, 1.0], compile=True)
     assert not torch._C._are_functorch_transforms_active()
@@ -302,7 +301,7 @@ def test_without_a_compiler(programs: Programs, monkeypatch: pytest.MonkeyPatch,
         raise RuntimeError("no C++ compiler was found\nand so on")
 
     expected = results(Field(), start(), [0.0, 0.5, 1.0], adjoint=adjoint)
-    monkeypatch.setattr(graphs, "back_end", missing)
+    monkeypatch.setattr(inductor, "back_end", missing)
     with pytest.warns(sn.CompileWarning, match=r"op by op, since RuntimeError: no C\+\+ compiler was found$"):
         found = results(Field(), start(), [0.0, 0.5, 1.0], adjoint=adjoint, compile=True)
     assert torch.equal(found[0].ys, expected[0].ys)

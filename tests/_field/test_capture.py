@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import seminode as sn
-from seminode._field.capture import chosen, differentiable, reachable
+from seminode._field.capture import Reach, chosen, reachable
 
 ADJOINTS = [sn.Direct(), sn.Replay(), sn.Replay(every=3)]
 every_adjoint = pytest.mark.parametrize("adjoint", ADJOINTS, ids=str)
@@ -779,7 +779,7 @@ def test_a_solution_that_goes_takes_everything_with_it(backward, adjoint):
 def test_reachable_finds_each_thing_once():
     net, w = Decay(), scalar()
     both = [net, {"again": net, "w": w}, (w,)]
-    modules, tensors = reachable(lambda t, y: both)
+    modules, tensors, _ = reachable(lambda t, y: both)
     assert modules == [net]
     assert len(tensors) == 1
     assert tensors[0] is w
@@ -788,25 +788,25 @@ def test_reachable_finds_each_thing_once():
 def test_reachable_survives_a_circle():
     first, second = SimpleNamespace(), SimpleNamespace(w=scalar())
     first.other, second.other = second, first
-    _, tensors = reachable(lambda t, y: first)
+    _, tensors, _ = reachable(lambda t, y: first)
     assert len(tensors) == 1
 
 
 def test_reachable_gives_up_on_a_heap():
     heap = [object() for _ in range(50_000)]
-    assert reachable(lambda t, y: heap) == ([], [])
+    assert reachable(lambda t, y: heap)[:2] == ([], [])
 
 
 def test_reachable_does_not_touch_builtins_and_modules():
-    assert reachable(torch.sin) == ([], [])
-    assert reachable(lambda t, y: math.sin(y)) == ([], [])
+    assert reachable(torch.sin)[:2] == ([], [])
+    assert reachable(lambda t, y: math.sin(y))[:2] == ([], [])
 
 
-def test_differentiable():
+def test_leaves_of_a_reach():
     first, second, w = linear(0), linear(1), scalar()
     second.weight = first.weight
     first.bias.requires_grad_(False)
-    found = differentiable([nn.Sequential(first, second), first], [w, scalar(requires_grad=False), first.weight])
+    found = Reach([nn.Sequential(first, second), first], [w, scalar(requires_grad=False), first.weight], []).leaves()
     assert [id(x) for x in found] == [id(first.weight), id(second.bias), id(w)]
 
 

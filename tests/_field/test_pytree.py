@@ -153,24 +153,24 @@ def test_a_default_dict_is_a_dict():
 @pytest.mark.parametrize(
     ("index", "name"), [(0, "y['q']"), (5, "y['q']"), (6, "y['p'][1]"), (9, "y['p'][1]"), (10, "y['p'][2]")]
 )
-def test_culprit_names_the_leaf(index, name, bad):
+def test_non_finite_leaf_names_the_leaf(index, name, bad):
     tree = {"q": A, "p": (EMPTY, B, C)}
     layout = Layout.of(tree)
     flat = layout.pack(tree)
-    assert layout.culprit(flat) is None
+    assert layout.non_finite_leaf(flat) is None
     flat[index] = bad
-    assert layout.culprit(flat) == name
+    assert layout.non_finite_leaf(flat) == name
 
 
-def test_culprit_is_the_first_of_several():
+def test_non_finite_leaf_is_the_first_of_several():
     layout = Layout.of((A, B, C))
-    assert layout.culprit(torch.full((11,), float("nan"))) == "y[0]"
+    assert layout.non_finite_leaf(torch.full((11,), float("nan"))) == "y[0]"
 
 
-def test_culprit_of_a_single_tensor_and_of_a_complex_one():
-    assert Layout.of(A, "y0").culprit(A) is None
-    assert Layout.of(A, "y0").culprit(A / 0.0) == "y0"
-    assert Layout.of((A, B)).culprit(torch.full((10,), complex(1.0, float("nan")))) == "y[0]"
+def test_non_finite_leaf_of_a_single_tensor_and_of_a_complex_one():
+    assert Layout.of(A, "y0").non_finite_leaf(A) is None
+    assert Layout.of(A, "y0").non_finite_leaf(A / 0.0) == "y0"
+    assert Layout.of((A, B)).non_finite_leaf(torch.full((10,), complex(1.0, float("nan")))) == "y[0]"
 
 
 # Nestings compared.

@@ -21,7 +21,7 @@ from torch.utils import dlpack
 
 from seminode._field.pytree import Layout
 from seminode._integrals.detect import BETWEEN, GIVEN, OTHERS, Reader, integral_leaves, looked_at
-from seminode._integrals.nan_probe import Watch
+from seminode._integrals.nan_probe import NanProbe
 
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 in_every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -441,7 +441,7 @@ def test_what_a_field_writes_to_tensors_of_its_own_holds_no_altered_values() -> 
 
 def test_activations_in_place_are_not_kept() -> None:
     z, kept = state()[0], torch.zeros(4, 2)
-    with contextlib.closing(Watch([z], [])) as watch, watch:
+    with contextlib.closing(NanProbe([z], [])) as watch, watch:
         for _ in range(5):
             (z + 1.0).relu_()
         kept.add_(1.0)

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
 import torch
+from compiled import replace_back_end
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode._compile import graph as graphs
 from seminode.diagnostics import Profile, Reference, Row, backward_cost, cost, reference
 from seminode.diagnostics.contenders import Contender, check_adjoints, check_solvers, written
 from seminode.diagnostics.memory import peak_bytes
@@ -59,9 +58,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def back_end(module: Any, examples: list[Any]) -> Callable[[list[Any]], Any]:
         return lambda inputs: list(module(*inputs))
 
-    monkeypatch.setattr(graphs, "back_end", back_end)
-    monkeypatch.setattr(graphs, "_front_ends", {})
-    monkeypatch.setattr(graphs, "_known", WeakValueDictionary())
+    replace_back_end(monkeypatch, back_end)
     yield
     torch._dynamo.reset()
 

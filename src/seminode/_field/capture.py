@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,8 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from .pytree import leaves_of, mapped
 
-#: Where a tensor comes from: the state, the time, a tensor that the field has captured.
+#: Where a tensor comes from: the state, the time, a tensor that the field has captured; and whether the graph between
+#: them is cut, which is a shift of these flags.
 STATE, TIME, CAPTURED = 1, 2, 4
+CUT = 3
+ORIGINS = STATE | TIME | CAPTURED
 
 
 def uncompiled() -> AbstractContextManager[Any]:
@@ -60,21 +64,21 @@ class CaptureWatch(TorchFunctionMode):
                 origin |= self._origins.get(id(tensor), 0)
             elif not tensor.is_inference():
                 self.constants.setdefault(id(tensor), (tensor, tensor._version))
-        made_leaf = origin and self._makes_leaf(func, args, kwargs)
-        result = func(*args, **kwargs)
-        if made_leaf:
-            self.cut |= origin
-        return self._keep(result, origin)
-
-    def _makes_leaf(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operation makes a tensor require a gradient that did not, and that is not the field's argument."""
         name = getattr(func, "__name__", "")
+        if origin & ORIGINS and (name in _CUTTING or func is _GET_DATA or not torch.is_grad_enabled()):
+            origin = (origin >> CUT | origin & ORIGINS) << CUT
+        if origin >> CUT and self._makes_leaf(func, name, args, kwargs):
+            self.cut |= origin >> CUT
+        return self._keep(func(*args, **kwargs), origin)
+
+    def _makes_leaf(self, func: Any, name: str, args: Any, kwargs: Any) -> bool:
+        """Whether an operation makes a tensor require a gradient that did not, and that is not the field's argument."""
         if name in ("requires_grad_", "__set__"):
             x = args[0]
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             setter = name == "requires_grad_" or func is _SET_REQUIRES_GRAD
             return setter and bool(on) and not x.requires_grad and id(x) not in self._arguments
-        return name in ("tensor", "as_tensor", "asarray") and bool(kwargs.get("requires_grad"))
+        return bool(kwargs.get("requires_grad"))
 
     def _is_capture(self, x: Any) -> bool:
         return isinstance(x, Tensor) and x.requires_grad and id(x) not in self._inside
@@ -112,19 +116,21 @@ class CaptureWatch(TorchFunctionMode):
         return inner
 
     def held(self) -> list[Tensor]:
-        """Tensors with a gradient that were made under the watch and are still referred to: the field caches them.
+        """Tensors with a gradient that were made under the watch and outlive it: the field caches them.
 
-        The graph of the evaluation must be gone by now. What it held is held from C++, which does not count here.
+        The answer of the evaluation must be gone by now, and with it the graph. The watch itself ends here.
         """
-        # Three references are our own: the dict's, the loop's, and that of the call itself.
-        return [
-            x
-            for x in self._inside.values()
-            if x.requires_grad and id(x) not in self._arguments and sys.getrefcount(x) > 3
-        ]
+        made = [x for key, x in self._inside.items() if x.requires_grad and key not in self._arguments]
+        references = [weakref.ref(x) for x in made]
+        made.clear()
+        self._inside.clear()
+        return [x for reference in references if (x := reference()) is not None]
 
 
 _SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+#: Operations after which a tensor has no graph.
+_CUTTING = frozenset({"detach", "detach_", "tensor", "from_numpy", "frombuffer"})
 
 
 class UseWatch(TorchFunctionMode):
@@ -191,6 +197,17 @@ def as_leaf(x: Tensor) -> Tensor:
     if not x.requires_grad or (x.is_leaf and not x._backward_hooks):
         return x
     return x.detach().requires_grad_()
+
+
+def as_leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Leaves to differentiate by, one per position; of a tensor that occurs twice, the last is the tensor itself."""
+    seen: set[int] = set()
+    leaves = []
+    for x in reversed(tensors):
+        leaf = as_leaf(x)
+        leaves.append(x.detach().requires_grad_() if id(leaf) in seen and x.requires_grad else leaf)
+        seen.add(id(leaf))
+    return leaves[::-1]
 
 
 def substituted(func: Callable[..., Any], params: Sequence[Tensor], leaves: Sequence[Tensor]) -> Callable[..., Any]:

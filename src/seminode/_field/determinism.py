@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import StatefulFieldWarning, warn
 from .capture import Reach
+
+#: Buffers of modules, by name, that only count evaluations.
+_COUNTERS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 class Buffer:
@@ -44,6 +48,16 @@ class Buffer:
     def counts(self) -> bool:
         """Whether it may be a counter of evaluations: a single number outside of normalisation layers."""
         return self.value.numel() == 1 and not isinstance(self._module, _NormBase)
+
+    @property
+    def known_counter(self) -> bool:
+        """Whether the field was seen not to depend on it."""
+        return self.counts and self._key in _COUNTERS.get(self._module, ())
+
+    @known_counter.setter
+    def known_counter(self, value: bool) -> None:
+        assert value
+        _COUNTERS.setdefault(self._module, set()).add(self._key)
 
     @property
     def label(self) -> str:
@@ -180,19 +194,45 @@ class Determinism:
         """Before the first evaluation: the random numbers of every evaluation are those of this one."""
         self._start = [generator.get_state() for generator in self._generators]
 
-    def inspect(self) -> bool:
-        """After the first evaluation: did it draw random numbers? Did it change a buffer that is not a counter?
+    def first(self, evaluate: Callable[[], Tensor]) -> Tensor:
+        """Make the first evaluation. Does it draw random numbers? Does it change a buffer?
 
-        Of changed buffers the new values are kept. Without random numbers the generators, which belong to the whole
-        process, are left alone from here on.
+        Of changed buffers the new values are kept, and the evaluation is made again with them. A buffer of one number
+        may be a counter of evaluations, if the answer does not depend on it: then it is left alone and goes on
+        counting. Without random numbers the generators, which belong to the whole process, are left alone too.
         """
+        self.begin()
+        k = evaluate()
         states = [generator.get_state() for generator in self._generators]
         if not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
             self._random = [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
-        self._changed = [buffer for buffer in self._buffers if not buffer.counts and buffer.changed()]
-        if not self._changed:
-            return False
-        self._restore = [buffer.snapshot() for buffer in self._changed]
+        changed = [buffer for buffer in self._buffers if buffer.changed()]
+        if not changed:
+            return k
+        counters = [buffer for buffer in changed if buffer.counts]
+        self._keep_buffers([buffer for buffer in changed if not buffer.counts])
+        present = [buffer.snapshot() for buffer in counters]
+        if all(buffer.known_counter for buffer in changed):
+            return k
+        self.prepare()
+        again = evaluate()
+        if counters and not self._changed and torch.equal(again, k):
+            for buffer in counters:
+                buffer.known_counter = True
+        elif counters:
+            for restore in present:
+                restore()
+            self._keep_buffers([*self._changed, *counters])
+        if self._changed:
+            self._warn_of_buffers()
+        return again
+
+    def _keep_buffers(self, changed: list[Buffer]) -> None:
+        """From here on, every evaluation sees these buffers as they are now."""
+        self._changed = changed
+        self._restore = [buffer.snapshot() for buffer in changed]
+
+    def _warn_of_buffers(self) -> None:
         names = ", ".join(buffer.label for buffer in self._changed)
         warn(
             f"field: an evaluation changes {names}. A solver evaluates a field many times, so these buffers are "
@@ -200,7 +240,6 @@ class Determinism:
             "without running statistics (GroupNorm, LayerNorm).",
             StatefulFieldWarning,
         )
-        return True
 
     def trial(self) -> Callable[[], bool]:
         """Before an evaluation that does not count. Call the result afterwards: it says whether the evaluation drew
@@ -271,32 +310,54 @@ class SameAnswers:
     """Compares what a backward pass computes again with what the forward pass has computed.
 
     The two are equal to the last bit where the arithmetic is the same, and within rounding where it is not: `eps` is
-    the rounding error of the field's answers, `factor` how many of them are allowed. On an accelerator the comparison
+    the rounding error of the field's answers, `factor` how many of them are allowed. Where they differ, `explain` may
+    raise an error that knows more. On an accelerator the comparison
     is left to the device until `finish`, so that the host does not wait.
     """
 
-    def __init__(self, eps: float, factor: float = 1e3):
+    def __init__(self, eps: float, explain: Callable[[], None], factor: float = 1e3):
         self._eps = eps
+        self._explain = explain
         self._factor = factor
         self._excess: Tensor | None = None
 
     def compare(self, again: Tensor, before: Tensor, moved: Callable[[], Sequence[Tensor]], t: float) -> None:
         """Refuse to go on if they differ by more than rounding, measured by the size of what `moved` returns."""
-        on_host = again.device.type == "cpu"
-        if not before.numel() or (on_host and torch.equal(again, before)):
+        if not before.numel() or (again.device.type == "cpu" and torch.equal(again, before)):
             return
         size = torch.stack([x.abs().amax() for x in moved()]).amax()
         allowed = self._eps * (self._factor * size + 4.0 * before.abs().amax())
-        excess = (again - before).abs().amax() - allowed
-        if not on_host:
+        self._judge((again - before).abs().amax() - allowed, t)
+
+    def recognise(self, again: Tensor, before: Tensor, moved: Callable[[], Sequence[Tensor]], t: float) -> None:
+        """The same for a tensor of which only the `fingerprint` was kept."""
+        found = fingerprint(again)
+        if not again.numel() or (again.device.type == "cpu" and torch.equal(found, before)):
+            return
+        size = torch.stack([x.abs().sum() for x in moved()]).sum()
+        allowed = self._eps * (self._factor * size + 4.0 * again.abs().sum())
+        self._judge((found - before).abs().amax() - allowed, t)
+
+    def _judge(self, excess: Tensor, t: float) -> None:
+        if excess.device.type != "cpu":
             self._excess = excess if self._excess is None else torch.maximum(self._excess, excess)
         elif excess > 0.0:  # not true of NaN, which is reported elsewhere
-            field_has_changed(t)
+            self._refuse(t)
 
     def finish(self, t: float) -> None:
         """At the end of a backward pass: look at what was left to the device."""
         if self._excess is not None and self._excess > 0.0:
-            field_has_changed(t)
+            self._refuse(t)
+
+    def _refuse(self, t: float) -> NoReturn:
+        self._explain()
+        field_has_changed(t)
+
+
+def fingerprint(x: Tensor) -> Tensor:
+    """Two numbers to recognise a tensor by: the sum of its entries, and its norm."""
+    x = x.detach()
+    return torch.stack([x.sum(), torch.linalg.vector_norm(x).to(x.dtype)])
 
 
 def field_has_changed(t: float) -> NoReturn:
@@ -304,8 +365,8 @@ def field_has_changed(t: float) -> NoReturn:
         f"field: evaluated again on the backward pass, near t = {t:g}, it gives another answer than during the solve, "
         "so this would be the gradient of another function. Something that the field reads has changed since: a "
         "variable (a lambda reads a loop variable when it is called, not when it is made), an attribute, an entry of a "
-        "list, or a random generator of its own. Call backward() before the change, pass such values in args= or bind them "
-        "(lambda t, y, i=i: ...), draw random numbers from torch's default generator; or use adjoint=sn.Direct(), "
+        "list, or a random generator of its own. Call backward() before the change, pass such values in args= or bind "
+        "them (lambda t, y, i=i: ...), draw random numbers from torch's default generator; or use adjoint=sn.Direct(), "
         "which differentiates what was computed."
     )
 

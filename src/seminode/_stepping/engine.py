@@ -108,7 +108,7 @@ class EagerStepper:
         answers = [(memory, memory._version)] if isinstance(memory, Tensor) else []
 
         def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:
-            moved = None if shift is None else (1.0 - c) * shift[0] + c * shift[1]
+            moved = None if shift is None else _moved(shift, c, stage, solver.stages)
             k = self._evaluate(plan.stage_time(c), y, stage=stage, shift=moved)
             answers.append((k, k._version))
             return k
@@ -123,6 +123,13 @@ class EagerStepper:
         attempted = attempt(solver, evaluate, dt, y0, memory, end_slope=end_slope, error=controlled)
         check_untouched(answers)
         return Step(solver, plan, y0, memory, attempted, evaluate_end, dt=dt, shift=shift)
+
+
+def _moved(shift: tuple[Tensor, Tensor], c: float, stage: int, stages: int) -> Tensor:
+    """What carries the derivative with respect to the time at node c, between the ends of the step."""
+    if stage == 0:
+        return shift[0]
+    return shift[1] if stage == stages else (1.0 - c) * shift[0] + c * shift[1]
 
 
 def check_untouched(answers: Sequence[tuple[Tensor, int]]) -> None:

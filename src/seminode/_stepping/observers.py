@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from .._field.determinism import fingerprint
 from ..solution import BackwardReport, Record, Stats
 from .checkpoints import Checkpoints
 from .schedule import Plan
@@ -214,7 +215,7 @@ class Tape(Observer):
 
 
 class StateTape(Tape):
-    """The state before every k-th step, and the one after the last step."""
+    """The state before every k-th step, and what the one after the last step is recognised by."""
 
     def __init__(self, every: int = 1):
         super().__init__()
@@ -230,11 +231,11 @@ class StateTape(Tape):
 
     def hand_over(self) -> list[Tensor]:
         states, self._states, end, self._end = self._states, [], self._end, ()
-        return [x for state in (*states, end) for x in state]
+        return [*map(fingerprint, end), *(x for state in states for x in state)]
 
 
 class CheckpointTape(Tape):
-    """The states before a few steps, spread over all of them as they come, and the one after the last step."""
+    """The states before a few steps, spread over all of them, and what the one after the last is recognised by."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -248,7 +249,7 @@ class CheckpointTape(Tape):
 
     def hand_over(self) -> list[Tensor]:
         end, self._end = self._end, ()
-        return list(end)
+        return list(map(fingerprint, end))
 
 
 class EndTape(Tape):

@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
-from .._field.capture import CaptureWatch, UseWatch, as_leaf, reachable, refuse_cut, restricted, substituted
+from .._field.capture import CaptureWatch, UseWatch, as_leaf, as_leaves, reachable, refuse_cut, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers
 from .._field.field import Field
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
@@ -109,9 +109,8 @@ class FunctionAdjoint(Adjoint):
             used = {**{id(x): x for x in params}, **watch.used}
             inputs = Inputs(problem, list(used.values()), found.used | set(watch.used))
         # .data: an output that is a state on its own is not a view of anything.
-        ys, coefficients = SolveFunction.apply(  # type: ignore[misc]
-            self, forward, inputs, result.ys.data, result.coefficients, *inputs.tensors
-        )
+        outputs = result.ys.data, result.coefficients
+        ys, coefficients = SolveFunction.apply(self, forward, inputs, outputs, *inputs.tensors)  # type: ignore[misc]
         return result._replace(ys=ys, coefficients=coefficients)
 
 
@@ -131,20 +130,17 @@ def detect(forward: ForwardPass) -> Detected:
         return Detected([], set(), [])
     if forward.capture is not None:
         return _inputs_of(forward.capture, forward)
-    # Copies, so that a tensor which is also closed over counts as captured. With a graph, so that a weight which is
-    # computed in this evaluation and cached keeps its own.
-    y0 = problem.y0.detach().requires_grad_()
-    args = [x.detach().requires_grad_(x.requires_grad) for x in problem.field.arg_tensors]
-    watch = CaptureWatch([y0, *args])
-    engine = forward.engine(problem.field.bind(args, watch.over_field(problem.field.func)))
     determinism = forward.determinism
     try:
-        with torch.enable_grad(), determinism.solving():
-            k1 = forward.first_slope(engine, y0)
-        k1 = k1.detach()
+        try:
+            # With a graph, so that a weight which is computed in this evaluation and cached keeps its own.
+            watch = _watched_evaluation(forward)
+        except RuntimeError:
+            # Some operations (out=, numpy) need to run without one; errors of the field itself are raised again.
+            with torch.no_grad():
+                watch = _watched_evaluation(forward)
     finally:
         determinism.restore_buffers()
-    forward.k1 = k1
     determinism.remember(watch.constants.values())
     used = {**watch.captured, **{id(x): x for x in watch.held()}}
     if problem.params is not None:
@@ -153,6 +149,25 @@ def detect(forward: ForwardPass) -> Detected:
     params = {**{id(x): x for x in reach.leaves()}, **used}
     candidates = [x for x in reach.computed() if id(x) not in used]
     return Detected(list(params.values()), set(used), candidates, watch.cut)
+
+
+def _watched_evaluation(forward: ForwardPass) -> CaptureWatch:
+    """The first evaluation of the solve, under a watch."""
+    problem = forward.problem
+    # Copies, so that a tensor which is also closed over counts as captured.
+    y0, args = problem.y0.detach(), [x.detach() for x in problem.field.arg_tensors]
+    watch = CaptureWatch([y0, *args])
+    engine = forward.engine(problem.field.bind(args, watch.over_field(problem.field.func)))
+    count, times = forward.counter.nfe, forward.log.times
+    with forward.determinism.solving():
+        try:
+            forward.k1 = forward.first_slope(engine, y0).detach()
+        except RuntimeError:
+            if times is not None:
+                del times[count:]
+            forward.counter.nfe = count
+            raise
+    return watch
 
 
 def _inputs_of(capture: Capture, forward: ForwardPass) -> Detected:
@@ -230,13 +245,13 @@ class Inputs:
         rest = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
         of_times = None if of_times is None else of_times.to(device=ts.device, dtype=ts.dtype)
         grads = [adj if needs[0] else None, of_times, *rest]
-        self._check_unseen(grads)
+        self.check_unmodified(grads)
         return grads
 
-    def _check_unseen(self, grads: Sequence[Tensor | None]) -> None:
-        """A parameter that does turn out to be in use must not have changed."""
+    def check_unmodified(self, grads: Sequence[Tensor | None] | None = None) -> None:
+        """A parameter that does turn out to be in use, since it has a gradient, must not have changed."""
         for i, (x, version) in self._unseen.items():
-            if grads[i] is not None and x._version != version:
+            if (grads is None or grads[i] is not None) and x._version != version:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(x.shape)} that the field uses has been modified by an inplace "
                     "operation since the solve: the steps cannot be taken again. Change it after the backward pass."
@@ -249,7 +264,7 @@ def check_samples(request: BackwardRequest, counter: Counter) -> None:
     assert forward.samples is not None
     problem, log = forward.problem, EvaluationLog(Counter())
     evaluate = EagerEvaluator(problem.field, problem.y0, forward.determinism, log)
-    same = SameAnswers(problem.field.eps)
+    same = SameAnswers(problem.field.eps, request.inputs.check_unmodified)
     states, slopes = request.samples[::2], request.samples[1::2]
     with torch.no_grad():
         for t, y, k in zip(forward.samples.times, states, slopes, strict=True):
@@ -267,18 +282,17 @@ class SolveFunction(Function):
         adjoint: FunctionAdjoint,
         forward: ForwardPass,
         inputs: Inputs,
-        ys: Tensor,
-        coefficients: Tensor | None,
+        outputs: tuple[Tensor, Tensor | None],
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        ys, coefficients = outputs
         ctx.solve = adjoint, forward, inputs
         ctx.set_materialize_grads(False)
         kept = [] if forward.tape is None else forward.tape.hand_over()
         samples = [] if forward.samples is None else forward.samples.hand_over()
         ctx.samples = len(samples)
         # The inputs, so that a change in place is noticed; the tape, so that autograd frees it and hooks may move it.
-        outputs = [ys] if adjoint.keeps_outputs else []
-        ctx.save_for_backward(*inputs.guarded(tensors), *samples, *kept, *outputs)
+        ctx.save_for_backward(*inputs.guarded(tensors), *samples, *kept, *([ys] if adjoint.keeps_outputs else []))
         return ys, coefficients
 
     @staticmethod
@@ -293,8 +307,8 @@ class SolveFunction(Function):
             )
         tensors, kept = inputs.split(ctx.saved_tensors)
         samples, kept = kept[: ctx.samples], kept[ctx.samples :]
-        request = BackwardRequest(forward, inputs, tensors, kept, samples, ctx.needs_input_grad[5:], grads)
-        nothing = [None] * 5
+        request = BackwardRequest(forward, inputs, tensors, kept, samples, ctx.needs_input_grad[4:], grads)
+        nothing = [None] * 4
         if torch.is_grad_enabled():
             return *nothing, *GradientFunction.apply(adjoint, request, *grads, *tensors)  # type: ignore[misc]
         with forward.determinism.backward():
@@ -356,7 +370,7 @@ class VJPFunction(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         with torch.enable_grad():
-            leaves = [as_leaf(x) for x in tensors]
+            leaves = as_leaves(tensors)
             return tuple(_weighted(function, present, leaves[:count], leaves[count:], create_graph=False))
 
     @staticmethod

@@ -89,6 +89,7 @@ class ForwardPass:
         self.tape: Tape | None = Tape() if problem.dense or problem.save == "steps" else None
         self.samples: Samples | None = None
         self.ranges: list[tuple[int, int]] = []
+        self.count = 0  # how many outputs there are
         self.k1: Tensor | None = None  # the first slope, once it is known
 
     @property
@@ -120,13 +121,11 @@ class ForwardPass:
         return eager_engine(field, solver, like, self.determinism, self.log, controlled=controlled, shifts=shifts)
 
     def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
-        """The first evaluation of the solve, made again if it turns out to change the field's buffers."""
+        """The first evaluation of the solve."""
         plan, memory = self.start_plan(), engine.solver.start(y0)
         if self.capture is not None:  # a field that could be compiled draws no random numbers and changes no buffers
             return engine.start_slope(plan, y0, memory)
-        self.determinism.begin()
-        k1 = engine.start_slope(plan, y0, memory)
-        return engine.start_slope(plan, y0, memory) if self.determinism.inspect() else k1
+        return self.determinism.first(lambda: engine.start_slope(plan, y0, memory))
 
     def run(
         self,
@@ -162,7 +161,7 @@ class ForwardPass:
             self.determinism.restore_buffers()
             for observer in observers:
                 observer.close()
-        self.ranges = sampler.ranges
+        self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
             ys=sampler.stacked(y0),
             coefficients=None if dense is None else dense.stacked(y0),
@@ -217,4 +216,4 @@ class ForwardPass:
         problem = self.problem
         if problem.save == "steps":
             return [problem.times[0], *(plan.t1 for plan in self.plans)]
-        return list(problem.times if problem.save == "ts" else problem.times[-1:])
+        return list(problem.times if problem.save == "ts" else problem.times[-1:])[: self.count]

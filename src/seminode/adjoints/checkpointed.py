@@ -39,26 +39,26 @@ class Checkpointed(DiscreteAdjoint):
     def states(self, request: BackwardRequest) -> CheckpointedStates:
         tape = request.forward.tape
         assert isinstance(tape, CheckpointTape)
-        return CheckpointedStates(tape.checkpoints, request.kept, len(tape.plans))
+        return CheckpointedStates(tape.checkpoints, request.kept)
 
 
 class CheckpointedStates(States):
-    """A few states were kept, and the last one. When a missing one is computed, others are kept in the freed slots.
+    """A few states were kept. When a missing one is computed, others are kept in the freed slots.
 
     The checkpoints belong to the solve, not to autograd, which would hold on to all of them until the end of the
     backward pass. They are used up by it; a second backward pass starts from the first state.
     """
 
-    def __init__(self, checkpoints: Checkpoints[State], end: Sequence[Tensor], steps: int):
+    def __init__(self, checkpoints: Checkpoints[State], end: Sequence[Tensor]):
         self._checkpoints = checkpoints
-        self._end, self._steps = tuple(end), steps
+        self._end = tuple(end)
 
     def before(self, j: int, sweep: Sweep) -> State:
         i, state = self._checkpoints.recall(j)
         return state if i == j else sweep.advance(i, j, state, [Offer(self._checkpoints, i)])
 
-    def after(self, j: int) -> State | None:
-        return self._end if j == self._steps - 1 else None
+    def end(self) -> State:
+        return self._end
 
 
 class Offer(Observer):

@@ -5,6 +5,8 @@ Also regularisers, hypersolvers and spectral training, which make their solves c
 
 from __future__ import annotations
 
+import importlib
+
 from .base import SolvingModule
 from .cnf import CNF, Activation, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
 from .derivatives import total_derivatives
@@ -59,3 +61,9 @@ __all__ = [
     "total_derivatives",
     "train_spectral",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("paper", "pendulum"):  # which have moved to the laboratory
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -147,7 +147,7 @@ class AdjointSystem:
         found = []
         for s, x in zip(sums, self.targets, strict=True):
             if x.is_complex() and not s.is_complex():
-                s = torch.view_as_complex(s.reshape(*x.shape, 2))
+                s = torch.view_as_complex(s.reshape(*x.shape, 2).clone())  # whose place in memory may not be even
             s = s.real if s.is_complex() and not x.is_complex() else s
             found.append(s.reshape(x.shape))
         return a_t, found

@@ -74,6 +74,10 @@ class States(ABC):
         """The same after step j, where it was kept."""
         return None
 
+    def end(self) -> State:
+        """What the state after the last step is recognised by, where that was kept."""
+        return ()
+
     def own_vjp(self, j: int, sweep: Sweep, adj: State) -> StepGradients | None:
         """The VJP of step j, which holds no output, where there is a special one."""
         return None
@@ -83,25 +87,30 @@ class States(ABC):
 
 
 class SparseStates(States):
-    """Every k-th state was kept, and the last one; those between are computed again, a segment at a time."""
+    """Every k-th state was kept; those between are computed again, a segment at a time."""
 
     def __init__(self, kept: Sequence[Tensor], every: int, steps: int):
-        stored = (steps + every - 1) // every + 1  # with the state after the last step
+        stored = 1 + (steps + every - 1) // every  # as many tensors each: fingerprints of the end, then states
         width = len(kept) // stored if steps else 1
-        self._kept = [tuple(kept[i : i + width]) for i in range(0, len(kept), width)]
-        self._every, self._steps = every, steps
-        self._segment: list[State] = []
+        self._end = tuple(kept[:width])
+        self._kept = [tuple(kept[i : i + width]) for i in range(width, len(kept), width)]
+        self._every = every
+        self._segment: list[State] = []  # the states before its steps, up to the one asked for next
+        self._index = -1
 
     def before(self, j: int, sweep: Sweep) -> State:
         index, offset = divmod(j, self._every)
-        if len(self._segment) != offset + 1:
+        if index != self._index or len(self._segment) != offset + 1:
+            self._index = index
             self._segment = sweep.states_between(index * self._every, j, self._kept[index])
         return self._segment.pop()
 
     def after(self, j: int) -> State | None:
-        if j == self._steps - 1:
-            return self._kept[-1]
-        return self._kept[(j + 1) // self._every] if (j + 1) % self._every == 0 else None
+        index, offset = divmod(j + 1, self._every)
+        return self._kept[index] if offset == 0 and index < len(self._kept) else None
+
+    def end(self) -> State:
+        return self._end
 
 
 class Sweep:
@@ -120,7 +129,7 @@ class Sweep:
         self.taken: list[Plan] = []
         self.differentiated = 0  # evaluations with a VJP; others are made only to recover states
         self.capture = forward.capture
-        self._expected: State | None = None  # what the next step must arrive at
+        self._expected: State | None = None  # what the step must arrive at, unless it is the last one
 
     def run(self) -> Gradients:
         """Step by step, from the end to the start."""
@@ -158,7 +167,8 @@ class Sweep:
         self.outputs, self._begun = outputs_of(self.problem)
         self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
         # A step that was compiled and is taken again eagerly rounds in other places.
-        self._same = SameAnswers(self.problem.field.eps, 1e3 if self.capture is None else 1e4)
+        explain, factor = self.request.inputs.check_unmodified, 1e3 if self.capture is None else 1e4
+        self._same = SameAnswers(self.problem.field.eps, explain, factor)
         if self.problem.throw:
             steps = [plan.t0 for plan in self.plans] or [self.problem.times[0]]
             check_cotangents(self.rows[0], self.forward.output_times, "output", self.counter.stats)
@@ -173,13 +183,13 @@ class Sweep:
         self._expected = self.states.after(j)
         last = len(self.plans) - 1
         if self._expected is None and j < last:
-            # Only states from which others are computed again were kept. The last step leads to one that is known.
+            # Only states from which others are computed again were kept. What the last step leads to is known.
             count, before = self.counter.nfe, self.states.before(last, self)
-            after, end = self.advance(last, last + 1, before), self.states.after(last)
+            after = self.advance(last, last + 1, before)
             self.counter.checks += self.counter.nfe - count
             self.counter.nfe = count
-            for again, kept, start in zip(after, end or (), before, strict=True):
-                self._same.compare(again, kept, lambda x=again - start: [x], self.plans[last].t0)
+            for again, kept, start in zip(after, self.states.end(), before, strict=True):
+                self._same.recognise(again, kept, lambda x=again - start: [x], self.plans[last].t0)
 
     def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
         """The cotangent of outputs that are y0 itself."""
@@ -289,17 +299,18 @@ class Sweep:
 
     def _check_step(self, step: Step, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """Is this the step that was taken, and are all tensors known that it depends on?"""
-        if self._expected is not None:
-            plan = step.plan
-            for again, before in zip(step.after, self._expected, strict=True):
-                moved = lambda: [plan.dt * k.detach() for k in step.slopes]  # noqa: E731
-                self._same.compare(again.detach(), before, moved, plan.t0)
+        plan, last = step.plan, len(self.taken) == 0 and step.plan is self.plans[-1]
+        expected = self.states.end() if last else self._expected
+        compare = self._same.recognise if last else self._same.compare
+        for again, before in zip(step.after, expected or (), strict=False):
+            compare(again.detach(), before, lambda: [plan.dt * k.detach() for k in step.slopes], plan.t0)
         self.check_graph(values, known)
 
     def check_graph(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """Refuse values that depend on tensors which are not differentiated."""
         if self.problem.params is None:
             times, states = zip(*(self.evaluate.handed or ()), strict=True)
+            self.evaluate.handed = None  # which would keep the graph alive
             check_accounted(values, [*known, *times], self._computed, states)
 
     @cached_property

@@ -1,0 +1,28 @@
+"""A stand-in for Inductor, which takes seconds for every program: graphs run as they are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import pytest
+
+from seminode._compile import graph, inductor
+
+
+def run_graph(module: Any, examples: list[Any]) -> Callable[[list[Any]], Any]:
+    """What `inductor.back_end` does, without compiling."""
+    return lambda inputs: list(module(*inputs))
+
+
+def replace_back_end(monkeypatch: pytest.MonkeyPatch, back_end: Callable[..., Any] = run_graph) -> None:
+    """Compile with another back end, and forget all programs made so far."""
+    monkeypatch.setattr(inductor, "back_end", back_end)
+    forget_programs(monkeypatch)
+
+
+def forget_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_front_ends", OrderedDict())
+    monkeypatch.setattr(graph, "_known", WeakValueDictionary())
