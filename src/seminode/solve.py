@@ -160,9 +160,8 @@ def solve(
         chosen_solver = checks.check_solver(solver)
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save)
-        args = checks.check_args(args)
         problem = Problem(
-            field=Field(field, layout, leaf.dtype, args, present_autocast(flat.device)),
+            field=Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device)),
             y0=flat,
             ts=tensor_ts,
             times=times,
@@ -179,13 +178,18 @@ def solve(
         run = _check_adjoint(adjoint).run
         if isinstance(norm, str) and norm == "auto":
             run = functools.partial(ignoring_integrals, run=run)
-        try:
-            return _solution(problem, run(problem), leaf.dtype, function)
-        except TypeError as error:
-            explanation = checks.explain_call(field, args)
-            if explanation is None:
-                raise
-            raise TypeError(explanation) from error
+        return _solution(problem, _explained(run, problem), leaf.dtype, function)
+
+
+def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
+    """Run a problem; an error that comes from the signature of the field says so."""
+    try:
+        return run(problem)
+    except TypeError as error:
+        explanation = checks.explain_call(problem.field.func, problem.field.args)
+        if explanation is None:
+            raise
+        raise TypeError(explanation) from error
 
 
 def _check_adjoint(adjoint: Any) -> Adjoint:

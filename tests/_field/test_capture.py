@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import seminode as sn
-from seminode._field.capture import Reach, chosen, reachable
+from seminode._field.capture import chosen
+from seminode._field.reach import Reach, reachable
 
 ADJOINTS = [sn.Direct(), sn.Replay(), sn.Replay(every=3)]
 every_adjoint = pytest.mark.parametrize("adjoint", ADJOINTS, ids=str)

@@ -718,10 +718,11 @@ def test_flags_are_true_or_false(name, value):
         "class": (
             sn.Replay,
             TypeError,
-            r"^adjoint: expected an Adjoint such as sn\.Replay\(\), found the class Replay",
+            r"^adjoint: expected a name or an object such as sn\.Replay\(\), found the class Replay",
         ),
-        "name": ("replay", TypeError, r"^adjoint: expected an Adjoint such as sn\.Replay\(\), found str"),
-        "nothing": (None, TypeError, r"^adjoint: expected an Adjoint such as sn\.Replay\(\), found NoneType"),
+        "name": ("adjoint", ValueError, r"^adjoint: expected one of backsolve, direct, .* found 'adjoint'"),
+        "needs a number": ("checkpointed", ValueError, r"pass sn\.Checkpointed\(n\)"),
+        "nothing": (None, TypeError, r"^adjoint: expected a name or an object such as sn\.Replay\(\), found NoneType"),
     }
 )
 def test_bad_adjoint(value, error, message):

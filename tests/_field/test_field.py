@@ -478,7 +478,7 @@ class BatchNorm(nn.Module):
 
 BATCH = torch.linspace(-2.0, 3.0, 24, dtype=torch.float64).reshape(8, 3).sin() + 0.5
 stateful = pytest.warns(
-    sn.StatefulFieldWarning, match=r"^field: an evaluation changes .*num_batches_tracked.* once a solve"
+    sn.StatefulFieldWarning, match=r"^field: an evaluation changes .*num_batches_tracked.* once per solve"
 )
 
 

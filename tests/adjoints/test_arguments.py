@@ -204,10 +204,20 @@ def test_bad_base(make: Any, error: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("value", [sn.Backsolve, "backsolve", None, sn.Dopri5()], ids=str)
+@pytest.mark.parametrize("value", [sn.Backsolve, 3, None, sn.Dopri5()], ids=str)
 def test_something_else_than_an_adjoint(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^adjoint: expected an Adjoint such as sn\.Replay\(\), found "):
+    with pytest.raises(TypeError, match=r"^adjoint: expected a name or an object such as sn\.Replay\(\), found "):
         sn.solve(turn, Y0, [0.0, 1.0], adjoint=value)
+
+
+@pytest.mark.parametrize("name", ["backsolve", "direct", "interpolating", "quadrature", "replay"])
+def test_adjoints_by_name(name: Any) -> None:
+    y0 = Y0.clone().requires_grad_()
+    by_name = sn.solve(turn, y0, [0.0, 1.0], adjoint=name)
+    as_object = sn.solve(turn, y0, [0.0, 1.0], adjoint=getattr(sn, name.capitalize())())
+    grads = [torch.autograd.grad(sol.ys[-1].sum(), y0)[0] for sol in (by_name, as_object)]
+    assert torch.equal(*grads)
+    assert by_name.stats.backward == as_object.stats.backward
 
 
 # Tolerances of the backward pass, which are read when y0 is known.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -346,7 +347,10 @@ def test_outputs_without_a_cotangent_are_not_landed_on() -> None:
     many.ys[-1].sum().backward()
     one = sn.solve(lambda t, y: torch.sin(y) * torch.cos(t), y0, ts[[0, -1]], adjoint=sn.Backsolve())
     one.ys[-1].sum().backward()
-    assert many.stats.backward == one.stats.backward
+    # Whether the field is still the same is checked once between outputs.
+    assert many.stats.backward is not None
+    assert one.stats.backward is not None
+    assert replace(many.stats.backward, checks=1) == one.stats.backward
     few = sn.solve(lambda t, y: torch.sin(y) * torch.cos(t), y0, ts, adjoint=sn.Backsolve(), record=True)
     few.ys[50].sum().backward()
     assert few.record is not None
@@ -395,16 +399,14 @@ class TestContraction:
         "adjoint", [sn.Backsolve(), sn.Backsolve(norm="mixed", restart="fresh"), sn.Quadrature()], ids=repr
     )
     def test_backsolve_warns(self, adjoint: Any, stiffness: float) -> None:
-        message = (
-            r"the state recovered at t = 0 .* is [\d.e+]+ tolerances away .* use sn.Replay\(\) or sn.Interpolating\(\)"
-        )
+        message = r"the state recovered at t = 0 differs .* by [\d.e+]+ tolerances.* use sn.Replay\(\) or sn.Interpol"
         with pytest.warns(sn.DriftWarning, match=message):
             self.gradient(stiffness, adjoint)
 
     @pytest.mark.parametrize("coupling", [0.9, 0.999])
     def test_reversible_warns_where_it_fails(self, coupling: float) -> None:
         solver = sn.ReversibleRK("dopri5", coupling)
-        with pytest.warns(sn.DriftWarning, match=r"Reversible: .* tolerances .* sn.Replay\(\) or sn.Interpolating\(\)"):
+        with pytest.warns(sn.DriftWarning, match=r"Reversible: .* tolerances.* sn.Replay\(\) or sn.Interpolating\(\)"):
             self.gradient(60.0 if coupling == 0.9 else 7.0, sn.Reversible(), solver=solver)
 
     @pytest.mark.parametrize("stiffness", [10.0, 60.0])

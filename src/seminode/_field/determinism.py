@@ -21,10 +21,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import StatefulFieldWarning, warn
-from .capture import Reach
+from .reach import Reach
+
+#: Layers with running statistics. Their subclasses (lazy and synchronised ones) are among them.
+_NORMALISATION = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 #: Buffers of modules, by name, that only count evaluations.
 _COUNTERS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -41,13 +46,13 @@ class Buffer:
         self._slots = module._buffers
         self._key = key
         # Batch normalisation writes its running statistics without changing their version counters.
-        silent = isinstance(module, _NormBase) and module.training
+        silent = isinstance(module, _NORMALISATION) and module.training
         self._copy = value.detach().clone() if silent else None
 
     @property
     def counts(self) -> bool:
         """Whether it may be a counter of evaluations: a single number outside of normalisation layers."""
-        return self.value.numel() == 1 and not isinstance(self._module, _NormBase)
+        return self.value.numel() == 1 and not isinstance(self._module, _NORMALISATION)
 
     @property
     def known_counter(self) -> bool:

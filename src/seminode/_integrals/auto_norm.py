@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .._compile.torch_private import transforms_active
-from .._field.capture import reachable
 from .._field.pytree import real_dtype
+from .._field.reach import reachable
 from .._stepping.observers import Observer
 from .._stepping.problem import Problem
 from ..norms import ErrorNorm, Without

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from .._compile.torch_private import transforms_active
-from .._field.capture import reachable, uncompiled
+from .._field.capture import uncompiled
 from .._field.determinism import buffers_of, device_generators
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, flatten, leaves_of, mapped, real_dtype, unflatten
+from .._field.reach import reachable
 from .nan_probe import Exits, NanProbe
 
 #: So many times between the first and the last are looked at, and at most so many of the given ones.

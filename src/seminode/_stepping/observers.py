@@ -252,6 +252,18 @@ class CheckpointTape(Tape):
         return list(map(fingerprint, end))
 
 
+class Offer(Observer):
+    """Offers the state after each step to be kept."""
+
+    def __init__(self, checkpoints: Checkpoints[State], start: int):
+        self._checkpoints = checkpoints
+        self._step = start
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self._step += 1
+        self._checkpoints.offer(self._step, step.after)
+
+
 class EndTape(Tape):
     """The state after the last step."""
 

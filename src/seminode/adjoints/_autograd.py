@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -12,12 +13,16 @@ from torch.autograd import Function
 
 from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
-from .._field.capture import CaptureWatch, UseWatch, as_leaf, as_leaves, reachable, refuse_cut, restricted, substituted
+from .._field.capture import CaptureWatch, UseWatch, as_leaf, refuse_cut, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers
 from .._field.field import Field
+from .._field.reach import reachable
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
 from .._stepping.observers import Counter, Tape
 from .._stepping.problem import Problem
+from ..errors import NonFiniteState
+from ..solution import Stats
+from ._higher_order import differentiated, vjp
 from .base import Adjoint, ForwardPass, ForwardResult, has_tangent
 
 Gradients = list[Tensor | None]
@@ -273,6 +278,21 @@ def check_samples(request: BackwardRequest, counter: Counter) -> None:
     counter.checks += log.counter.nfe
 
 
+def row_sizes(grad: Tensor | None) -> list[float]:
+    """The largest magnitude in every row: zero where there is nothing to backpropagate."""
+    if grad is None or len(grad) == 0:
+        return []
+    return grad.reshape(len(grad), -1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
+
+
+def check_cotangents(sizes: Sequence[float], times: Sequence[float], what: str, stats: Callable[[], Stats]) -> None:
+    """Refuse non-finite gradients of the loss before any work is done."""
+    if not all(map(math.isfinite, sizes)):
+        i = next(i for i, size in enumerate(sizes) if not math.isfinite(size))
+        message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
+        raise NonFiniteState(message, t=times[i], stats=stats(), backward=True)
+
+
 class SolveFunction(Function):
     """Binds a finished forward pass into autograd."""
 
@@ -346,62 +366,3 @@ class GradientFunction(Function):
             found = differentiated(gradients, [*(c for c in cotangents if c is not None), *tensors], grads)
         firsts = iter(found)
         return None, None, *[next(firsts) if c else None for c in present], *firsts
-
-
-def differentiated(
-    function: Callable[[Sequence[Tensor]], list[Tensor | None]],
-    inputs: Sequence[Tensor],
-    cotangents: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """The VJP of a function of leaves; where grad mode is on, differentiable in turn, as often as one likes."""
-    present = [c is not None for c in cotangents]
-    given = [c for c in cotangents if c is not None]
-    if not given:
-        return [None] * len(inputs)
-    return list(VJPFunction.apply(function, present, len(inputs), *inputs, *given))  # type: ignore[misc]
-
-
-class VJPFunction(Function):
-    """(x, c) ↦ Σ cᵢ ∂Fᵢ/∂x for a function F of leaves. Its own VJP is the same for another such function."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Any, present: Sequence[bool], count: int, *tensors: Tensor) -> Any:
-        ctx.function, ctx.present, ctx.count = function, present, count
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        with torch.enable_grad():
-            leaves = as_leaves(tensors)
-            return tuple(_weighted(function, present, leaves[:count], leaves[count:], create_graph=False))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        function, present, count = ctx.function, ctx.present, ctx.count
-
-        def vjp_of(leaves: Sequence[Tensor]) -> list[Tensor | None]:
-            return _weighted(function, present, leaves[:count], leaves[count:], create_graph=True)
-
-        return None, None, None, *differentiated(vjp_of, ctx.saved_tensors, grads)
-
-
-def _weighted(
-    function: Any, present: Sequence[bool], inputs: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool
-) -> list[Tensor | None]:
-    values = [v for v, c in zip(function(inputs), present, strict=True) if c]
-    return vjp(values, inputs, weights, [x.requires_grad for x in inputs], create_graph)
-
-
-def vjp(
-    values: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    needs: Sequence[bool],
-    create_graph: bool = True,
-) -> list[Tensor | None]:
-    """The gradients of Σ ⟨weights, values⟩ for the inputs in need; `None` where nothing flows."""
-    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and v.requires_grad]
-    wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
-    if not pairs or not wanted:
-        return [None] * len(inputs)
-    outputs, cotangents = zip(*pairs, strict=True)
-    grads = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=create_graph, allow_unused=True))
-    return [next(grads) if need else None for need in needs]

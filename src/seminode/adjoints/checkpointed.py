@@ -9,11 +9,11 @@ from torch import Tensor
 
 from .._field.checks import check_count
 from .._stepping.checkpoints import Checkpoints
-from .._stepping.observers import CheckpointTape, Observer, State
+from .._stepping.observers import CheckpointTape, Offer, State
 from .._stepping.problem import Problem
-from .._stepping.step import Step
 from ._autograd import BackwardRequest
-from ._discrete.sweep import DiscreteAdjoint, States, Sweep
+from ._discrete.states import States
+from ._discrete.sweep import DiscreteAdjoint, Sweep
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,3 @@ class CheckpointedStates(States):
 
     def end(self) -> State:
         return self._end
-
-
-class Offer(Observer):
-    """Offers the state after each step to be kept."""
-
-    def __init__(self, checkpoints: Checkpoints[State], start: int):
-        self._checkpoints = checkpoints
-        self._step = start
-
-    def accepted(self, step: Step, ratio: float) -> None:
-        self._step += 1
-        self._checkpoints.offer(self._step, step.after)

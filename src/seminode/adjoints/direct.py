@@ -10,9 +10,10 @@ from torch import Tensor
 from .._compile.engine import saving_engine, warn_not_compiled
 from .._compile.graph import NotCompiled
 from .._compile.torch_private import is_wrapped, transforms_active
-from .._field.capture import reachable, restricted
+from .._field.capture import restricted
 from .._field.determinism import Determinism
 from .._field.field import Field
+from .._field.reach import reachable
 from .._stepping.engine import Engine
 from .._stepping.problem import Problem
 from .._stepping.step import TimeShifts
@@ -25,7 +26,8 @@ from ._discrete.saved_activations import (
     states_and_activations,
     worth_saving,
 )
-from ._discrete.sweep import DiscreteAdjoint, SparseStates, Sweep
+from ._discrete.states import SparseStates
+from ._discrete.sweep import DiscreteAdjoint, Sweep
 from .base import ForwardPass, ForwardResult, has_tangent
 
 

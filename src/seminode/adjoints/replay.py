@@ -8,7 +8,8 @@ from .._field.checks import check_count
 from .._stepping.observers import StateTape
 from .._stepping.problem import Problem
 from ._autograd import BackwardRequest
-from ._discrete.sweep import DiscreteAdjoint, SparseStates
+from ._discrete.states import SparseStates
+from ._discrete.sweep import DiscreteAdjoint
 
 
 @dataclass(frozen=True)

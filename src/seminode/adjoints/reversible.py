@@ -16,9 +16,10 @@ from ..errors import DriftWarning, warn
 from ..norms import ErrorNorm, mixed_per_tensor
 from ..solvers.reversible import Increment, ReversibleSolver
 from ._autograd import BackwardRequest
-from ._continuous.solve import DRIFT, warn_of_drift
+from ._discrete.states import States
 from ._discrete.step_vjp import StepGradients
-from ._discrete.sweep import DiscreteAdjoint, States, Sweep
+from ._discrete.sweep import DiscreteAdjoint, Sweep
+from ._drift import DRIFT, warn_of_drift
 from ._sums import Sums
 
 #: The copies are apart by about the error of the solution, tens of tolerances where all is well.

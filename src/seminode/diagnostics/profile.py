@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .._field import checks as arguments
-from .._field.capture import chosen, reachable
+from .._field.capture import chosen
 from .._field.pytree import HALF, flatten, leaves_of, mapped, real_dtype
+from .._field.reach import reachable
 from ..adjoints import Adjoint
 from ..controllers import Controller, Integral
 from ..norms import Norm

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._field.capture import CaptureWatch, reachable
+from .._field.capture import CaptureWatch
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, leaves_of, mapped, real_dtype
+from .._field.reach import reachable
 from ..controllers import Controller
 from ..solution import Solution
 from ..solve import solve

@@ -12,9 +12,8 @@ from torch import Tensor
 from ..._stepping.checkpoints import Checkpoints
 from ..._stepping.engine import Engine
 from ..._stepping.loop import integrate
-from ..._stepping.observers import PolynomialTape, State
+from ..._stepping.observers import Offer, PolynomialTape, State
 from ..._stepping.schedule import Plan, RecordedSchedule
-from ..checkpointed import Offer
 
 
 class DenseState:

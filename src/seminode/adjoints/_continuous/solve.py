@@ -16,20 +16,18 @@ from ..._stepping.loop import integrate, select_first_step
 from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
 from ..._stepping.schedule import Schedule
 from ...controllers import Controller
-from ...errors import DriftWarning, NonFiniteState, SolveError, warn
+from ...errors import NonFiniteState, SolveError
 from ...norms import ErrorNorm, Norm
 from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
-from .._autograd import BackwardRequest, Gradients, check_samples
-from .._discrete.step_vjp import check_cotangents, row_sizes
+from .._autograd import BackwardRequest, Gradients, check_cotangents, check_samples, row_sizes
+from .._drift import DRIFT, warn_of_drift
 from .compiled import AdjointPrograms, CompiledAdjointEvaluator, CompiledAdjointStepper
 from .dense_state import DenseState
 from .evaluator import AdjointEvaluator, AdjointStepper, IntegrandEvaluator
 from .parameter_integral import ParameterIntegral
 from .system import AdjointSystem, Reduction
 
-#: A recovered state this many tolerances away from the stored one causes a warning.
-DRIFT = 100.0
 #: Only a cotangent that enlarges a_z by more than this calls for a new first step.
 GROWTH = 10.0
 
@@ -335,16 +333,6 @@ class BackwardSolve:
         scaled = [None if x is None else x.mul_(self.scale) for x in totals]  # in place: they are large
         time = self.time * self.scale if self.needs[1] else None
         return self.request.inputs.gradients(self.request, adj * self.scale, time, scaled)
-
-
-def warn_of_drift(name: str, drift: float, t: float) -> None:
-    warn(
-        f"{name}: on the backward pass, the state recovered at t = {t:g} differs from the forward state by {drift:.3g} "
-        "tolerances. The gradient may be wrong by about as much, relative to an accurate one; compare it with that of "
-        "sn.Replay(). Solving backwards is unstable where the solution contracts: use sn.Replay() or "
-        "sn.Interpolating(), or tighter tolerances or smaller steps.",
-        DriftWarning,
-    )
 
 
 def _number(value: float | Tensor) -> float | Tensor:

@@ -14,8 +14,9 @@ from ..._stepping.observers import State, StateTape
 from ..._stepping.problem import Problem
 from ..._stepping.step import Step
 from .._autograd import BackwardRequest
+from .states import SparseStates
 from .step_vjp import spread
-from .sweep import SparseStates, Sweep
+from .sweep import Sweep
 
 #: Of a step's end, its start and its slopes.
 Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,24 +14,7 @@ from ..._stepping.interpolation import weights_at
 from ..._stepping.observers import Outputs, State
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
-from ...errors import NonFiniteState
-from ...solution import Stats
 from ...solvers.base import Solver
-
-
-def row_sizes(grad: Tensor | None) -> list[float]:
-    """The largest magnitude in every row: zero where there is nothing to backpropagate."""
-    if grad is None or len(grad) == 0:
-        return []
-    return grad.reshape(len(grad), -1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
-
-
-def check_cotangents(sizes: Sequence[float], times: Sequence[float], what: str, stats: Callable[[], Stats]) -> None:
-    """Refuse non-finite gradients of the loss before any work is done."""
-    if not all(map(math.isfinite, sizes)):
-        i = next(i for i, size in enumerate(sizes) if not math.isfinite(size))
-        message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
-        raise NonFiniteState(message, t=times[i], stats=stats(), backward=True)
 
 
 class StepShifts:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -27,16 +27,15 @@ from ..._stepping.schedule import Plan, RecordedSchedule
 from ..._stepping.step import Step, TimeShifts
 from ...errors import NonFiniteState
 from ...solution import Record
-from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_samples
+from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotangents, check_samples, row_sizes
 from .._sums import Sums
 from ..base import ForwardPass, outputs_of
+from .states import States
 from .step_vjp import (
     StepCotangents,
     StepGradients,
     StepShifts,
     TimeGradient,
-    check_cotangents,
-    row_sizes,
     spread,
     step_vjp,
 )
@@ -58,59 +57,6 @@ class DiscreteAdjoint(FunctionAdjoint):
 
     def frozen(self, request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
         return frozen_solve(request)
-
-
-class States(ABC):
-    """Where the state before each step comes from on a backward pass. Asked with falling j."""
-
-    #: Whether the states are those of the forward pass to the last bit, so that steps must arrive at them.
-    exact: ClassVar[bool] = True
-
-    @abstractmethod
-    def before(self, j: int, sweep: Sweep) -> State:
-        """The state before step j, and what the solver carries beside it."""
-
-    def after(self, j: int) -> State | None:
-        """The same after step j, where it was kept."""
-        return None
-
-    def end(self) -> State:
-        """What the state after the last step is recognised by, where that was kept."""
-        return ()
-
-    def own_vjp(self, j: int, sweep: Sweep, adj: State) -> StepGradients | None:
-        """The VJP of step j, which holds no output, where there is a special one."""
-        return None
-
-    def finish(self, sweep: Sweep) -> None:  # noqa: B027
-        """The first step has been reached."""
-
-
-class SparseStates(States):
-    """Every k-th state was kept; those between are computed again, a segment at a time."""
-
-    def __init__(self, kept: Sequence[Tensor], every: int, steps: int):
-        stored = 1 + (steps + every - 1) // every  # as many tensors each: fingerprints of the end, then states
-        width = len(kept) // stored if steps else 1
-        self._end = tuple(kept[:width])
-        self._kept = [tuple(kept[i : i + width]) for i in range(width, len(kept), width)]
-        self._every = every
-        self._segment: list[State] = []  # the states before its steps, up to the one asked for next
-        self._index = -1
-
-    def before(self, j: int, sweep: Sweep) -> State:
-        index, offset = divmod(j, self._every)
-        if index != self._index or len(self._segment) != offset + 1:
-            self._index = index
-            self._segment = sweep.states_between(index * self._every, j, self._kept[index])
-        return self._segment.pop()
-
-    def after(self, j: int) -> State | None:
-        index, offset = divmod(j + 1, self._every)
-        return self._kept[index] if offset == 0 and index < len(self._kept) else None
-
-    def end(self) -> State:
-        return self._end
 
 
 class Sweep:

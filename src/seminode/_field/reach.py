@@ -1,0 +1,136 @@
+"""What a callable can reach: modules, tensors and dicts, found by looking at it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Reach(NamedTuple):
+    """What a callable can reach: itself, what it is bound to, closes over, holds or names."""
+
+    modules: list[nn.Module]
+    tensors: list[Tensor]
+    dicts: list[dict[Any, Any]]  # including those of plain objects
+
+    def mappings(self) -> Iterator[dict[Any, Any]]:
+        """Every dict in which the tensors of the callable may be."""
+        for root in self.modules:
+            for part in root.modules():
+                yield part._parameters
+                yield part._buffers
+                yield part.__dict__
+        yield from self.dicts
+
+    def leaves(self) -> list[Tensor]:
+        """Parameters of the modules and bare tensors that require a gradient, each once.
+
+        Leaves only: a computed tensor that is merely within reach may belong to another iteration.
+        """
+        found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
+        found.update((id(x), x) for x in self.tensors if x.requires_grad and x.is_leaf)
+        return list(found.values())
+
+    def computed(self) -> list[Tensor]:
+        """Bare tensors with a graph behind them. They may be in use, or belong to another iteration."""
+        return [x for x in self.tensors if x.requires_grad and not x.is_leaf]
+
+
+#: What every module has; the rest of its attributes belongs to the user.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def reachable(start: Any) -> Reach:
+    """Modules, bare tensors and dicts that callables can reach."""
+    modules: dict[int, nn.Module] = {}
+    tensors: dict[int, Tensor] = {}
+    dicts: dict[int, dict[Any, Any]] = {}
+    seen: set[int] = set()
+    queue: list[tuple[Any, int]] = [(start, 0)]
+    # Bounded, since a bound method may belong to an object that owns a whole data set; the watch sees what is used.
+    while queue and len(seen) < 10_000:
+        item, depth = queue.pop()
+        if id(item) in seen or depth > 6 or isinstance(item, _ATOMS):
+            continue
+        seen.add(id(item))
+        if isinstance(item, nn.Module):
+            modules[id(item)] = item
+            queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(item), 1000)]
+        elif isinstance(item, Tensor):
+            tensors[id(item)] = item
+        else:
+            own = item if isinstance(item, dict) else _dict_of(item)
+            if own is not None and len(own) <= 1000:
+                dicts[id(own)] = own
+            queue += [(part, depth + 1) for part in itertools.islice(_parts(item), 1000)]
+    return Reach(list(modules.values()), list(tensors.values()), list(dicts.values()))
+
+
+_ATOMS = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
+
+
+def _dict_of(item: Any) -> dict[Any, Any] | None:
+    """The attributes of a plain object of the user's own."""
+    if inspect.ismodule(item) or inspect.isroutine(item) or isinstance(item, functools.partial):
+        return None
+    attributes = getattr(item, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else None
+
+
+def _attributes_of(module: nn.Module) -> Iterator[Any]:
+    """What a module and its parts hold besides parameters, buffers and modules."""
+    for part in module.modules():
+        for name, value in part.__dict__.items():
+            if name not in _OF_EVERY_MODULE and not isinstance(value, _ATOMS):
+                yield value
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    if isinstance(item, functools.partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if inspect.ismethod(item):
+        return [item.__self__, item.__func__]
+    if inspect.isfunction(item):
+        parts = [item.__defaults__, item.__kwdefaults__, getattr(item, "__wrapped__", None)]
+        return [*parts, *_closed_over(item), *_named(item.__code__, item.__globals__)]
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset | deque):
+        return item
+    if inspect.ismodule(item) or inspect.isclass(item) or inspect.isbuiltin(item):
+        return ()
+    # A plain object of the user's own: what it holds, and how it is called.
+    held = list(vars(item).values()) if hasattr(item, "__dict__") else []
+    for kind in type(item).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        held += [getattr(item, slot, None) for slot in ((slots,) if isinstance(slots, str) else slots)]
+    call = vars(type(item)).get("__call__")
+    return [*held, *([call] if inspect.isfunction(call) else [])]
+
+
+def _closed_over(func: FunctionType) -> Iterator[Any]:
+    for cell in func.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents
+
+
+def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
+    """Globals that a function, or one defined inside it, may refer to by name."""
+    for name in code.co_names:
+        if name in namespace:
+            value = namespace[name]
+            yield value
+            if inspect.ismodule(value):  # `config.weight`: follow the names that may be its attributes
+                yield from (vars(value)[n] for n in code.co_names if isinstance(vars(value).get(n), Tensor | nn.Module))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _named(constant, namespace)
