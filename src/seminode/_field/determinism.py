@@ -154,7 +154,7 @@ class Determinism:
         self._generators = [torch.default_generator, *device_generators(device)]
         self._start: list[Tensor] = []
         self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
-        self._reach = reach
+        self.reach = reach
         self._buffers = buffers_of(reach.modules)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
@@ -167,14 +167,14 @@ class Determinism:
         """Note, after the first evaluation, the constants that it used with their versions, and all attributes."""
         changed = {id(buffer.value) for buffer in self._buffers if buffer.changed()}
         self._constants = [(tensor, version) for tensor, version in constants if id(tensor) not in changed]
-        self._attributes = Attributes(self._reach)
+        self._attributes = Attributes(self.reach)
 
     def finish(self) -> None:
         """After a forward pass: which attributes did its evaluations change? Without a graph, they are constants.
 
         Before each evaluation of a backward pass they are put back, so that it computes them again, with a graph.
         """
-        buffers = {id(module._buffers) for root in self._reach.modules for module in root.modules()}
+        buffers = {id(module._buffers) for root in self.reach.modules for module in root.modules()}
         if self._attributes is not None:
             self._cached = [change for change in self._attributes.changes() if id(change[0]) not in buffers]
 

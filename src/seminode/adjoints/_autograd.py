@@ -137,13 +137,7 @@ def detect(forward: ForwardPass) -> Detected:
         return _inputs_of(forward.capture, forward)
     determinism = forward.determinism
     try:
-        try:
-            # With a graph, so that a weight which is computed in this evaluation and cached keeps its own.
-            watch = _watched_evaluation(forward)
-        except RuntimeError:
-            # Some operations (out=, numpy) need to run without one; errors of the field itself are raised again.
-            with torch.no_grad():
-                watch = _watched_evaluation(forward)
+        watch = _first_evaluation(forward)
     finally:
         determinism.restore_buffers()
     determinism.remember(watch.constants.values())
@@ -156,11 +150,31 @@ def detect(forward: ForwardPass) -> Detected:
     return Detected(list(params.values()), set(used), candidates, watch.cut)
 
 
-def _watched_evaluation(forward: ForwardPass) -> CaptureWatch:
-    """The first evaluation of the solve, under a watch."""
+def _first_evaluation(forward: ForwardPass) -> CaptureWatch:
+    """The first evaluation of the solve, under a watch; with a graph, where a gradient may be asked for.
+
+    With a graph, a weight that is computed in this evaluation and cached keeps its own. Some operations (out=, numpy)
+    need to run without one: then the evaluation is made again. Errors of the field itself are raised by both.
+    """
+    problem = forward.problem
+    within_reach = forward.determinism.reach
+    tensors = problem.y0, problem.ts, *problem.field.arg_tensors, *within_reach.leaves(), *within_reach.computed()
+    if any(x.requires_grad for x in tensors):
+        try:
+            return _watched_evaluation(forward, graph=True)
+        except RuntimeError:
+            pass
+    with torch.no_grad():
+        watch = _watched_evaluation(forward, graph=False)
+    watch.cut = 0  # a field may make a leaf of y only because y has no graph
+    return watch
+
+
+def _watched_evaluation(forward: ForwardPass, graph: bool) -> CaptureWatch:
     problem = forward.problem
     # Copies, so that a tensor which is also closed over counts as captured.
-    y0, args = problem.y0.detach(), [x.detach() for x in problem.field.arg_tensors]
+    y0 = problem.y0.detach().requires_grad_(graph)
+    args = [x.detach().requires_grad_(graph and x.requires_grad) for x in problem.field.arg_tensors]
     watch = CaptureWatch([y0, *args])
     engine = forward.engine(problem.field.bind(args, watch.over_field(problem.field.func)))
     count, times = forward.counter.nfe, forward.log.times
