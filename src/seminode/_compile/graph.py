@@ -47,7 +47,7 @@ class FieldGraph:
         self._module = module
         self._lowered: Callable[..., tuple[Tensor]] | None = None
         self._programs: OrderedDict[Hashable, Any] = OrderedDict()
-        self.reason: str | None = None  # why it cannot be used
+        self.reason = _own_rules(module)  # why it cannot be used
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
         assert self._lowered is not None
@@ -99,6 +99,18 @@ class FieldGraph:
                 return Unavailable(str(reason))
             except Exception as error:
                 return Unavailable(described(error))
+
+
+def _own_rules(module: Any) -> str | None:
+    """What makes the gradient of a field another one than that of its operations, as a reason not to compile it."""
+    for each in module.modules() if isinstance(module, torch.nn.Module) else ():
+        for node in getattr(each, "graph", torch.fx.Graph()).nodes:
+            name = getattr(node.target, "__name__", str(node.target))
+            if name == "_set_grad_enabled" and node.args[:1] == (False,):
+                return "the field switches gradients off for a part of it (torch.no_grad)"
+            if "autograd_function" in name or "inference_mode" in name or "hook" in name:
+                return f"the field has rules of its own for gradients ({name})"
+    return None
 
 
 class Capture(NamedTuple):
@@ -167,6 +179,9 @@ def _backend(module: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callab
 
 
 def _evaluate(func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...]) -> Tensor:
+    # The value of an input is known to the front end, and `float(t) < 0.5` would become a constant; that of a result is
+    # not.
+    t = t.clone()
     if layout.single:
         return func(t, y, *args)
     leaves = layout.arrange(func(t, layout.unpack(y), *args))
@@ -195,15 +210,18 @@ class FrontEnd:
     def capture(
         self, func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
     ) -> Capture:
+        # With a graph, as on a backward pass: rules for gradients inside the field are then seen.
+        y.requires_grad_()
         try:
-            with torch.no_grad(), transforms_unwound():
+            with torch.enable_grad(), transforms_unwound():
                 self._evaluate(func, layout, t, y, args)
         except Captured as captured:
             graph, inputs = captured.graph, captured.inputs
         else:
             raise NotCompiled("the field has no operations to compile")
         self._graphs.add(graph)
-        graph.lower(inputs, y, trial)
+        y.requires_grad_(False)
+        graph.lower([x.detach() for x in inputs], y, trial)
         if graph.reason is not None:
             raise NotCompiled(graph.reason)
         where = {id(x): i for i, x in enumerate(inputs)}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .._compile.torch_private import compiler_loaded
 from .pytree import leaves_of, mapped
 
 #: Where a tensor comes from: the state, the time, a tensor that the field has captured; and whether the graph between
@@ -30,7 +31,7 @@ def uncompiled() -> AbstractContextManager[Any]:
     Compiled code hides its operations, and a compiler that first meets a function under a watch gives up on that
     function for good. The compiler is not loaded for this.
     """
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager") if compiler_loaded() else contextlib.nullcontext()
 
 
 class CaptureWatch(TorchFunctionMode):
@@ -108,7 +109,11 @@ class CaptureWatch(TorchFunctionMode):
                 self._arguments.add(id(tensor))
                 self._origins[id(tensor)] = origin
             with uncompiled(), self:
-                return func(t, y, *args)
+                answer = func(t, y, *args)
+            for tensor in _tensors(answer):
+                if self._is_capture(tensor):  # handed out as it is
+                    self.captured.setdefault(id(tensor), tensor)
+            return answer
 
         return inner
 
@@ -185,15 +190,17 @@ class Substitution(TorchFunctionMode):
         return func(*swapped, **named)
 
 
-def as_leaf(x: Tensor) -> Tensor:
+def as_leaf(x: Tensor, needed: bool = False) -> Tensor:
     """A tensor to differentiate by: x itself, if it is a leaf without hooks, or a leaf with its value.
+
+    One that was frozen since the solve is `needed` all the same.
 
     A captured tensor that was itself computed (by a hypernetwork, say) may depend on another captured one; a leaf
     stands for each of them alone. Hooks are meant for the whole gradient and not for every contribution to it.
     """
-    if not x.requires_grad or (x.is_leaf and not x._backward_hooks):
-        return x
-    return x.detach().requires_grad_()
+    if not x.requires_grad:
+        return x.detach().requires_grad_() if needed else x
+    return x if x.is_leaf and not x._backward_hooks else x.detach().requires_grad_()
 
 
 def as_leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -215,7 +222,8 @@ def substituted(func: Callable[..., Any], params: Sequence[Tensor], leaves: Sequ
 
     def inner(*args: Any) -> Any:
         with uncompiled(), Substitution(others):
-            return func(*args)
+            answer = func(*args)
+        return mapped(answer, lambda x: others.get(id(x), x))  # a parameter may be the answer itself
 
     return inner
 

@@ -12,7 +12,6 @@ and the training flags that they had; whatever else may have changed is noticed,
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StatefulFieldWarning, warn
+from .places import CACHE, Change, Contents
 from .reach import Reach
 
 #: Layers with running statistics. Their subclasses (lazy and synchronised ones) are among them.
@@ -107,46 +107,6 @@ def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
     return found
 
 
-#: Stands for an entry that is not there.
-_ABSENT = object()
-
-
-class Attributes:
-    """The tensors and training flags that a field reads from modules, objects and dicts, as they were at one moment.
-
-    `torch.func.functional_call` lends a module other parameters, a program may rebind an attribute or switch to
-    evaluation mode between a solve and its backward pass, and a field may cache a tensor that it has computed.
-    """
-
-    def __init__(self, reach: Reach):
-        self._copies = [(mapping, mapping.copy()) for mapping in reach.mappings()]
-
-    def changes(self) -> list[tuple[dict[Any, Any], Any, Any, Any]]:
-        """What is different now: mapping, key, the value then, the value now."""
-        found = []
-        for mapping, then in self._copies:
-            if len(mapping) == len(then) and all(map(operator.is_, mapping.values(), then.values())):
-                continue
-            for key in then.keys() | mapping.keys():
-                old, new = then.get(key, _ABSENT), mapping.get(key, _ABSENT)
-                if old is not new and (key == "training" or _matters(old, new)):
-                    found.append((mapping, key, old, new))
-        return found
-
-
-def _matters(old: Any, new: Any) -> bool:
-    """Whether a change is one of a tensor that is not a counter of evaluations."""
-    counts = all(isinstance(x, Tensor) and x.numel() == 1 and not x.requires_grad for x in (old, new))
-    return (isinstance(old, Tensor) or isinstance(new, Tensor)) and not counts
-
-
-def _put(mapping: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is _ABSENT:
-        mapping.pop(key, None)
-    else:
-        mapping[key] = value
-
-
 class Determinism:
     """The circumstances of a solve's evaluations, kept the same for all of them."""
 
@@ -159,24 +119,39 @@ class Determinism:
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], None]] = []
         self._constants: list[tuple[Tensor, int]] = []
-        self._attributes: Attributes | None = None
-        self._cached: list[tuple[dict[Any, Any], Any, Any, Any]] = []  # attributes that evaluations have changed
+        self._contents: Contents | None = None  # of all places where the field may keep values
+        self._evaluated = 0
+        self._caches = False  # whether evaluations have changed them
         self._device = device.type
 
-    def remember(self, constants: Iterable[tuple[Tensor, int]]) -> None:
-        """Note, after the first evaluation, the constants that it used with their versions, and all attributes."""
+    def remember(self, constants: Iterable[tuple[Tensor, int]], evaluations: int) -> None:
+        """Note, after the first evaluation, the constants that it used with their versions, and what the field keeps.
+
+        `evaluations` is how many there were so far.
+        """
         changed = {id(buffer.value) for buffer in self._buffers if buffer.changed()}
         self._constants = [(tensor, version) for tensor, version in constants if id(tensor) not in changed]
-        self._attributes = Attributes(self.reach)
+        self._contents, self._evaluated = Contents(list(self.reach.all_places())), evaluations
 
-    def finish(self) -> None:
-        """After a forward pass: which attributes did its evaluations change? Without a graph, they are constants.
+    def finish(self, evaluations: int) -> None:
+        """After a forward pass: did its evaluations change what the field keeps? Tensors among it have no graph.
 
         Before each evaluation of a backward pass they are put back, so that it computes them again, with a graph.
         """
-        buffers = {id(module._buffers) for root in self.reach.modules for module in root.modules()}
-        if self._attributes is not None:
-            self._cached = [change for change in self._attributes.changes() if id(change[0]) not in buffers]
+        if self._contents is not None:
+            self._contents.leave_counters(evaluations - self._evaluated)
+            self._caches = bool(self._changes())
+
+    def _changes(self) -> list[Change]:
+        """What the field, or somebody else, has changed of what it keeps; buffers that it may change apart."""
+        if self._contents is None:
+            return []
+        buffers = {id(buffer.value) for buffer in self._buffers if buffer in self._changed or buffer.counts}
+        return [change for change in self._contents.changes() if id(change.then) not in buffers]
+
+    def _put_back(self) -> None:
+        for change in self._changes():
+            change.place.write(change.key, change.then)
 
     @property
     def stateful(self) -> bool:
@@ -286,20 +261,19 @@ class Determinism:
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """With the tensors and training flags of the solve in their places."""
-        changes = [] if self._attributes is None else self._attributes.changes()
-        changed = {id(buffer.value) for buffer in self._changed}
-        changes = [each for each in changes if id(each[2]) not in changed]
-        for mapping, key, then, _ in changes:
-            _put(mapping, key, then)
-        cached = [partial(_put, mapping, key, then) for mapping, key, then, _ in self._cached]
-        self._restore += cached
+        changes = self._changes()
+        self._put_back()
+        if self._caches:
+            self._restore.append(self._put_back)
         try:
             yield
         finally:
-            if cached:
-                del self._restore[-len(cached) :]
-            for mapping, key, _, now in changes:
-                _put(mapping, key, now)
+            if self._caches:
+                self._restore.remove(self._put_back)
+                self._put_back()
+            for change in changes:
+                if change.key != CACHE:
+                    change.place.write(change.key, change.now)
 
     def _check_unchanged(self) -> None:
         """Autograd notices a change of a parameter that requires a gradient; of one that does not, we must."""
@@ -323,7 +297,8 @@ class SameAnswers:
     def __init__(self, eps: float, explain: Callable[[], None], factor: float = 1e3):
         self._eps = eps
         self._explain = explain
-        self._factor = factor
+        # Of half precision not much is left to compare with: a twentieth is too much in any case.
+        self._factor = min(factor, 0.05 / eps)
         self._excess: Tensor | None = None
 
     def compare(self, again: Tensor, before: Tensor, moved: Callable[[], Sequence[Tensor]], t: float) -> None:

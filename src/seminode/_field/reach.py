@@ -14,22 +14,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .places import AttributesPlace, CachePlace, CellPlace, DictPlace, ListPlace, NamesPlace, Place
+
 
 class Reach(NamedTuple):
     """What a callable can reach: itself, what it is bound to, closes over, holds or names."""
 
     modules: list[nn.Module]
     tensors: list[Tensor]
-    dicts: list[dict[Any, Any]]  # including those of plain objects
+    places: list[Place]  # outside of modules
 
-    def mappings(self) -> Iterator[dict[Any, Any]]:
-        """Every dict in which the tensors of the callable may be."""
+    def all_places(self) -> Iterator[Place]:
+        """Every place where the callable may keep tensors."""
         for root in self.modules:
             for part in root.modules():
-                yield part._parameters
-                yield part._buffers
-                yield part.__dict__
-        yield from self.dicts
+                # Those of a scripted module are no dicts, and cannot be rebound.
+                dicts = part._parameters, part._buffers, part.__dict__
+                yield from (DictPlace(each) for each in dicts if isinstance(each, dict))
+        yield from self.places
 
     def leaves(self) -> list[Tensor]:
         """Parameters of the modules and bare tensors that require a gradient, each once.
@@ -50,10 +52,10 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def reachable(start: Any) -> Reach:
-    """Modules, bare tensors and dicts that callables can reach."""
+    """Modules, bare tensors and places that callables can reach."""
     modules: dict[int, nn.Module] = {}
     tensors: dict[int, Tensor] = {}
-    dicts: dict[int, dict[Any, Any]] = {}
+    places: list[Place] = []
     seen: set[int] = set()
     queue: list[tuple[Any, int]] = [(start, 0)]
     # Bounded, since a bound method may belong to an object that owns a whole data set; the watch sees what is used.
@@ -64,26 +66,58 @@ def reachable(start: Any) -> Reach:
         seen.add(id(item))
         if isinstance(item, nn.Module):
             modules[id(item)] = item
+            places += _places_of_class(type(item))
             queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(item), 1000)]
         elif isinstance(item, Tensor):
             tensors[id(item)] = item
         else:
-            own = item if isinstance(item, dict) else _dict_of(item)
-            if own is not None and len(own) <= 1000:
-                dicts[id(own)] = own
+            places += _places_in(item)
             queue += [(part, depth + 1) for part in itertools.islice(_parts(item), 1000)]
-    return Reach(list(modules.values()), list(tensors.values()), list(dicts.values()))
+    return Reach(list(modules.values()), list(tensors.values()), places)
+
+
+def _places_in(item: Any) -> list[Place]:
+    """Where an object keeps values."""
+    if isinstance(item, dict):
+        return [DictPlace(item)] if len(item) <= 1000 else []
+    if isinstance(item, list | deque):
+        return [ListPlace(item)] if len(item) <= 1000 else []
+    if inspect.isfunction(item):
+        names = [name for name in item.__code__.co_names if name in item.__globals__]
+        return [*map(CellPlace, item.__closure__ or ()), NamesPlace(item.__globals__, names)]
+    if hasattr(item, "cache_info") and hasattr(item, "cache_clear"):
+        return [CachePlace(item)]
+    if (
+        inspect.ismodule(item)
+        or inspect.isroutine(item)
+        or isinstance(item, tuple | set | frozenset | functools.partial)
+    ):
+        return []
+    slots = [name for kind in type(item).__mro__ for name in _slots_of(kind)]
+    attributes = getattr(item, "__dict__", None)
+    found: list[Place] = [DictPlace(attributes)] if isinstance(attributes, dict) and len(attributes) <= 1000 else []
+    return [*found, *([AttributesPlace(item, slots)] if slots else []), *_places_of_class(type(item))]
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+@functools.cache
+def _is_foreign(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("builtins", "torch", "collections", "functools", "seminode", "numpy")
+
+
+def _places_of_class(kind: type) -> list[Place]:
+    """The attributes of a user's class that hold values; methods do not."""
+    if _is_foreign(kind):
+        return []
+    names = [name for name, x in vars(kind).items() if x is None or isinstance(x, Tensor)]
+    return [AttributesPlace(kind, names)] if names else []
 
 
 _ATOMS = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
-
-
-def _dict_of(item: Any) -> dict[Any, Any] | None:
-    """The attributes of a plain object of the user's own."""
-    if inspect.ismodule(item) or inspect.isroutine(item) or isinstance(item, functools.partial):
-        return None
-    attributes = getattr(item, "__dict__", None)
-    return attributes if isinstance(attributes, dict) else None
 
 
 def _attributes_of(module: nn.Module) -> Iterator[Any]:
@@ -110,9 +144,7 @@ def _parts(item: Any) -> Iterable[Any]:
         return ()
     # A plain object of the user's own: what it holds, and how it is called.
     held = list(vars(item).values()) if hasattr(item, "__dict__") else []
-    for kind in type(item).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        held += [getattr(item, slot, None) for slot in ((slots,) if isinstance(slots, str) else slots)]
+    held += [getattr(item, name, None) for kind in type(item).__mro__ for name in _slots_of(kind)]
     call = vars(type(item)).get("__call__")
     return [*held, *([call] if inspect.isfunction(call) else [])]
 

@@ -74,11 +74,11 @@ def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor,
     def probe(h: float) -> tuple[float, Tensor]:
         # A probe must move the clock, which is coarse where times are large.
         plan = schedule.plan(max(h, 2.0 * schedule.smallest))
-        return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt))
+        return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt)).detach()
 
-    with torch.no_grad():
-        y, k1 = y.detach(), k1.detach()
-        schedule.begin(first_step(y, k1, error, order, probe))
+    # Under the grad mode of the solve, since the field may cache a weight in any evaluation.
+    y, k1 = y.detach(), k1.detach()
+    schedule.begin(first_step(y, k1, error, order, probe))
 
 
 def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:

@@ -302,37 +302,59 @@ class PolynomialTape(Tape):
 class Samples(Observer):
     """A few evaluations of the field with where they were made, to tell on a backward pass whether it has changed.
 
-    One from each interval between outputs, at the start of the first step that begins there; of very many, an even
-    selection.
+    One from each interval between outputs, at the start of the first step that begins there, and some spread over all
+    steps; of very many, an even selection.
     """
 
-    LIMIT = 32
+    INTERVALS, SPREAD = 32, 4
 
     def __init__(self, outputs: Outputs, begun: int):
         self._outputs = outputs
         self._cursor = begun
-        self._wanted = True
-        self._stride = 1
-        self._met = 0
-        self.times: list[float] = []
-        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._begins = True  # whether an interval begins
+        self._of_intervals = Selection(self.INTERVALS)
+        self._of_steps = Selection(self.SPREAD)
 
     def accepted(self, step: Step, ratio: float) -> None:
-        if self._wanted:
-            if self._met % self._stride == 0:
-                self.times.append(step.plan.stage_time(0.0))
-                self._tensors.append((step.before[-1], step.slopes[0]))
-                if len(self.times) > self.LIMIT:
-                    self._stride *= 2
-                    del self.times[1::2], self._tensors[1::2]
-            self._met += 1
+        sample = step.plan.stage_time(0.0), step.before[-1], step.slopes[0]
+        if self._begins:
+            self._of_intervals.offer(sample)
+        else:
+            self._of_steps.offer(sample)
         cursor = self._outputs.claim(step.plan, self._cursor)
-        self._wanted, self._cursor = cursor > self._cursor, cursor
+        self._begins, self._cursor = cursor > self._cursor, cursor
+
+    @property
+    def times(self) -> list[float]:
+        return [sample[0] for sample in self._all()]
+
+    def _all(self) -> list[Any]:
+        return [*self._of_intervals.items, *self._of_steps.items]
 
     def hand_over(self) -> list[Tensor]:
         """The states and slopes in turn, which autograd keeps from now on."""
-        tensors, self._tensors = self._tensors, []
-        return [x for pair in tensors for x in pair]
+        tensors = [x for _, y, k in self._all() for x in (y, k)]
+        for selection in (self._of_intervals, self._of_steps):
+            selection.items = [(t, None, None) for t, _, _ in selection.items]
+        return tensors
+
+
+class Selection:
+    """At most n of the items that are offered, evenly spread over them."""
+
+    def __init__(self, n: int):
+        self._n = n
+        self._stride = 1
+        self._offered = 0
+        self.items: list[Any] = []
+
+    def offer(self, item: Any) -> None:
+        if self._offered % self._stride == 0:
+            self.items.append(item)
+            if len(self.items) > self._n:
+                self._stride *= 2
+                del self.items[1::2]
+        self._offered += 1
 
 
 class Progress(Observer):

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
 from .._field.capture import CaptureWatch, UseWatch, as_leaf, refuse_cut, restricted, substituted
-from .._field.determinism import Determinism, SameAnswers
+from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
 from .._field.reach import reachable
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
@@ -109,10 +109,11 @@ class FunctionAdjoint(Adjoint):
         inputs = Inputs(problem, params, found.used)
         with torch.no_grad():
             result = forward.run(self.engine(forward, inputs, field), y0.detach())
-        forward.determinism.finish()
+        forward.determinism.finish(forward.counter.nfe)
         if watch is not None and watch.used:
             used = {**{id(x): x for x in params}, **watch.used}
             inputs = Inputs(problem, list(used.values()), found.used | set(watch.used))
+        forward.mark = fingerprint(result.ys)
         # .data: an output that is a state on its own is not a view of anything.
         outputs = result.ys.data, result.coefficients
         ys, coefficients = SolveFunction.apply(self, forward, inputs, outputs, *inputs.tensors)  # type: ignore[misc]
@@ -140,7 +141,7 @@ def detect(forward: ForwardPass) -> Detected:
         watch = _first_evaluation(forward)
     finally:
         determinism.restore_buffers()
-    determinism.remember(watch.constants.values())
+    determinism.remember(watch.constants.values(), forward.counter.nfe)
     used = {**watch.captured, **{id(x): x for x in watch.held()}}
     if problem.params is not None:
         return Detected(list(problem.params), set(used), [])
@@ -194,7 +195,8 @@ def _inputs_of(capture: Capture, forward: ForwardPass) -> Detected:
     problem = forward.problem
     args = {id(x) for x in problem.field.arg_tensors}
     rest = [x for x in capture.rest if id(x) not in args]
-    forward.determinism.remember((x, x._version) for x in rest if not x.requires_grad and not x.is_inference())
+    constants = ((x, x._version) for x in rest if not x.requires_grad and not x.is_inference())
+    forward.determinism.remember(constants, forward.counter.nfe)
     used = [x for x in rest if x.requires_grad]
     params = used if problem.params is None else problem.params
     return Detected(list({id(x): x for x in params}.values()), {id(x) for x in used}, [])
@@ -239,7 +241,8 @@ class Inputs:
     def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor]]:
         """The field as a function of leaves that do not depend on each other, and those leaves that need a gradient."""
         fresh = [x.detach().requires_grad_() if need else x for x, need in zip(args, needs, strict=False)]
-        leaves = [as_leaf(x) for x in self.params]
+        flags = needs[len(args) :]
+        leaves = [as_leaf(x, need) for x, need in zip(self.params, flags, strict=True)]
         targets = [x for x, need in zip((*fresh, *leaves), needs, strict=True) if need]
         return self.bound(fresh, leaves), targets
 

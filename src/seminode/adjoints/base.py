@@ -91,6 +91,7 @@ class ForwardPass:
         self.ranges: list[tuple[int, int]] = []
         self.count = 0  # how many outputs there are
         self.k1: Tensor | None = None  # the first slope, once it is known
+        self.mark: Tensor | None = None  # what the outputs are recognised by
 
     @property
     def plans(self) -> list[Plan]:

@@ -88,7 +88,8 @@ class Direct(DiscreteAdjoint):
         tape = request.forward.tape
         assert isinstance(tape, ActivationTape)
         states, activations = states_and_activations(request)
-        if tape.sizes and not request.needs[1] and request.cotangents[1] is None:
+        saved = len(tape.sizes) == len(tape.plans)
+        if saved and not request.needs[1] and request.cotangents[1] is None:
             try:
                 return SavedSweep(request, states, activations, tape.sizes).run()
             except NotCompiled as reason:

@@ -166,7 +166,7 @@ class AdjointSystem:
         self.vjp_y += 1
         self.vjp_params += params and bool(self.targets)
         split = 1 + self.with_time
-        of_params = list(grads[split:])
+        of_params = [_dense(g) for g in grads[split:]]
         self.f = f.detach()
         grad_z = torch.zeros_like(z) if grads[0] is None else grads[0]
         k = self._join(grads[1] if self.with_time else None, grad_z, of_params)
@@ -218,7 +218,12 @@ class AdjointSystem:
         self.vjp_params += count
         if not integrand.f.requires_grad or not self.targets:
             return [None] * len(self.targets)
-        return list(torch.autograd.grad(integrand.f, self.targets, integrand.a, allow_unused=True))
+        return [_dense(g) for g in torch.autograd.grad(integrand.f, self.targets, integrand.a, allow_unused=True)]
+
+
+def _dense(grad: Tensor | None) -> Tensor | None:
+    """A gradient that can be summed and measured: embeddings have sparse ones."""
+    return grad if grad is None or grad.layout is torch.strided else grad.to_dense()
 
 
 def _like(x: Tensor, state: Tensor) -> Tensor:

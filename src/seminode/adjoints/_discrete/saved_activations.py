@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,7 +73,8 @@ class SavedSweep(Sweep):
 
     def __init__(self, request: BackwardRequest, states: SparseStates, activations: list[Tensor], sizes: Sequence[int]):
         super().__init__(request, states)
-        self._activations, self._sizes = activations, sizes
+        self._activations = activations
+        self._starts = [0, *itertools.accumulate(sizes)]  # where the activations of each step begin
         self._latest: tuple[int, Cotangents] | None = None
         self._programs: Any = None
         self._zero = torch.zeros_like(self.y0)
@@ -87,9 +89,8 @@ class SavedSweep(Sweep):
         if self._programs is None:
             self._programs = self._find_programs()
         programs, plan = self._programs, self.plans[j]
-        split = len(self._activations) - self._sizes[j]
-        kept = self._activations[split:]
-        del self._activations[split:]  # in place: a copy of the rest for every step would take quadratic time
+        kept = self._activations[self._starts[j] : self._starts[j + 1]]
+        del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
         both = programs.kept + programs.at.kept
         end, start, slopes = self._of_outputs(j)
         end = _sum(None if adj is None else adj[0], end)

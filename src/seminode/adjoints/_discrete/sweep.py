@@ -134,7 +134,7 @@ class Sweep:
             after = self.advance(last, last + 1, before)
             self.counter.checks += self.counter.nfe - count
             self.counter.nfe = count
-            for again, kept, start in zip(after, self.states.end(), before, strict=True):
+            for again, kept, start in zip(after, self.states.end(), before, strict=False):
                 self._same.recognise(again, kept, lambda x=again - start: [x], self.plans[last].t0)
 
     def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
@@ -352,6 +352,8 @@ def frozen_solve(request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[
     """The solve along its accepted steps, as a function of leaves for y0, ts, the args and the parameters."""
     forward, inputs = request.forward, request.inputs
     problem, plans, n_args = replace(forward.problem, record=False, progress=False), forward.plans, len(inputs.args)
+    mark = forward.mark
+    assert mark is not None
 
     def solved(leaves: Sequence[Tensor]) -> list[Tensor | None]:
         y0, ts, *rest = leaves
@@ -359,6 +361,9 @@ def frozen_solve(request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[
         shifts = TimeShifts(ts, y0) if ts.requires_grad else None
         again = ForwardPass(problem, forward.determinism)
         result = again.run(again.engine(field, shifts), y0, shifts=shifts, plans=plans)
+        same = SameAnswers(problem.field.eps, inputs.check_unmodified, 1e4)
+        same.recognise(result.ys.detach(), mark, lambda: [result.ys.detach()], problem.times[0])
+        same.finish(problem.times[0])
         return [result.ys, result.coefficients]
 
     return solved
