@@ -13,12 +13,18 @@ from project import SOURCE
 #: Modules and packages of `seminode`, from the lowest layer up. A module may import from lower layers and, within a
 #: package that is listed as a whole, from its siblings.
 LAYERS = [
-    {"errors", "tableaux", "_field.pytree", "_stepping.checkpoints", "_stepping.combination", "_compile.rewrites"},
-    {"norms", "_stepping.interpolation", "_field.capture", "_integrals.nan_probe", "_compile.graph"},
-    {"_stepping.problem", "_field.field", "_field.determinism"},
-    {"solvers", "controllers", "_integrals.detect", "_stepping.observers"},
-    {"_stepping.schedule", "_stepping.engine", "_compile.programs", "_integrals.auto_norm"},
-    {"_stepping.loop", "_field.checks", "_compile.engine"},
+    {"errors", "tableaux", "_moved", "_field.pytree", "_stepping.checkpoints", "_compile.torch_private"},
+    {
+        *("norms", "_field.capture", "_field.field", "_stepping.combination", "_integrals.nan_probe"),
+        *("_compile.graph", "_compile.rewrites"),
+    },
+    {"solvers", "_field.determinism", "_stepping.interpolation", "_stepping.problem", "_compile.inductor"},
+    {"solution", "_integrals.detect"},
+    {"controllers"},
+    {"_field.checks", "_stepping.schedule"},
+    {"_stepping.observers", "_stepping.step"},
+    {"_stepping.engine", "_compile.programs", "_integrals.auto_norm"},
+    {"_stepping.loop", "_compile.engine"},
     {"adjoints"},
     {"solve"},
     {"paths", "diagnostics"},

@@ -28,7 +28,7 @@ class Plugin(NamedTuple):
 
 
 def added(diff: str) -> dict[str, str]:
-    """The files that a diff adds, by name. A diff that does anything else, or has wrong counts of lines, is an error."""
+    """The files that a diff adds, by name. A diff that does anything else, or has wrong line counts, is an error."""
     pieces = FILE.split(diff)
     if pieces[0] or len(pieces) == 1:
         raise ValueError(f"the diff does not begin with a new file: {diff[:80]!r}")
