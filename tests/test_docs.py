@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from project import ROOT
+from project import ROOT, SOURCE
+from test_architecture import LAYERS
 
 import seminode as sn
 from seminode._field.checks import DEFAULT_TOLERANCES
@@ -101,6 +102,31 @@ def test_data_table_is_that_of_the_code() -> None:
     assert [row[0] for row in rows] == list(CATALOGUE)
     expected = [each.status(ROOT / "nowhere").expected for each in CATALOGUE.values()]
     assert [int(row[2].split()[0].replace(",", "")) for row in rows] == expected
+
+
+def design() -> str:
+    return (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+
+
+def test_layers_of_the_design_are_those_that_are_tested() -> None:
+    (block,) = re.findall(r"^```text\n(.*?)^```$", design(), re.DOTALL | re.MULTILINE)
+    assert [set(line.split(", ")) for line in block.splitlines()] == LAYERS
+
+
+def test_every_module_is_in_the_table_of_the_design() -> None:
+    rows = [row[0] for row in table("design.md", "## The tree")]
+    assert len(rows) == len(set(rows))
+    for module in rows:
+        place = SOURCE.joinpath(*module.split("."))
+        assert place.is_dir() or place.with_suffix(".py").exists(), module
+    assert set().union(*LAYERS) <= set(rows)
+
+
+def test_files_that_the_design_names_exist() -> None:
+    names = re.findall(r"`([\w/]+\.py)`", design())
+    assert len(set(names)) > 20
+    for name in names:
+        assert (SOURCE / name).exists() or (ROOT / name).exists(), name
 
 
 def _number(cell: str) -> float:

@@ -116,12 +116,15 @@ class CachePlace:
 
     def __init__(self, function: Any):
         self._function = function
+        self._cleared = False
 
     def read(self) -> Mapping[str, Any]:
-        return {CACHE: self._function.cache_info().misses}
+        # Once it has been emptied, the count starts over, and says nothing.
+        return {CACHE: object() if self._cleared else self._function.cache_info().misses}
 
     def write(self, key: str, value: Any) -> None:
         self._function.cache_clear()
+        self._cleared = True
 
 
 #: The one key of a `CachePlace`.

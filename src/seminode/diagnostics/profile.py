@@ -84,8 +84,8 @@ def profile(
         >>> found = sn.profile(
         ...     field, y0, [0.0, 1.0], lambda ys: ys[-1].square().mean(), solvers="dopri5", compile=False, verbose=False
         ... )
-        >>> [row.contender.adjoint_name for row in found.rows if not row.measured]
-        ['Reversible']
+        >>> print(*(row.contender.adjoint_name for row in found.rows if not row.measured))
+        Reversible
         >>> found.recommendation.row.error < 1e-3
         True
     """

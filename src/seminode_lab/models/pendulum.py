@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seminode._field.checks import check_count
 from seminode.models.base import check_channels
 
 if TYPE_CHECKING:
@@ -118,6 +117,12 @@ def trial(rng: np.random.RandomState, torque: Sequence[float], steps: int = STEP
         f"torque, steps: expected a pendulum that stays below the speeds {SPEEDS}, found none in {REDRAWS} trials with "
         f"torque {tuple(torque)} and {steps} steps"
     )
+
+
+def check_count(name: str, count: int) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, found {count!r}")
+    return count
 
 
 def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> Tensor:
