@@ -81,7 +81,7 @@ def test_solver_table_is_that_of_the_code() -> None:
     for name, kind in BY_NAME.items():
         solver = kind()
         embedded = "–" if solver.error_order is None else str(solver.error_order - 1)
-        numbers = [str(solver.order), embedded, str(solver.stages), str(solver.interpolant_order)]
+        numbers = [str(solver.order), embedded, str(solver.evaluations), str(solver.interpolant_order)]
         expected.append([name, f"sn.{kind.__name__}", *numbers])
     assert table("solvers.md", "## Solvers") == expected
 
