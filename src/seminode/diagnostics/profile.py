@@ -151,9 +151,9 @@ def _check_problem(
     if times[0] == times[-1]:
         raise ValueError(f"ts: expected an interval to solve over, found the single time {times[0]:g}")
     if not callable(loss):
-        raise TypeError(f"loss: expected a callable loss(ys), found {arguments.found(loss)}")
+        raise TypeError(f"loss: expected a callable loss(ys), found {arguments.described(loss)}")
     if controller is not None and not isinstance(controller, Controller):
-        raise TypeError(f"controller: expected a Controller, found {arguments.found(controller)}")
+        raise TypeError(f"controller: expected a Controller, found {arguments.described(controller)}")
     arguments.check_jumps(jumps)
     arguments.check_norm(norm, layout)
     given = None if params is None else chosen(params)
@@ -202,7 +202,7 @@ def _check_tolerances(tolerances: Any) -> list[float]:
     if isinstance(tolerances, float | int):
         tolerances = (tolerances,)
     if isinstance(tolerances, str) or not isinstance(tolerances, Iterable):
-        raise TypeError(f"tolerances: expected a sequence of numbers, found {arguments.found(tolerances)}")
+        raise TypeError(f"tolerances: expected a sequence of numbers, found {arguments.described(tolerances)}")
     return [_positive(f"tolerances[{i}]", each) for i, each in enumerate(tolerances)]
 
 

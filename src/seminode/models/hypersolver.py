@@ -16,7 +16,7 @@ from ..controllers import Integral
 from ..solve import solve
 from ..solvers import ExplicitRungeKutta, Solver
 from ..solvers.base import Evaluate, Memory, StepResult
-from ..solvers.explicit import EXPLICIT
+from ..solvers.explicit import EXPLICIT, ExplicitName
 
 Correction = Callable[..., Tensor]
 
@@ -122,7 +122,7 @@ class HyperSolver(nn.Module, Solver):
 
     def __init__(
         self,
-        base: str | ExplicitRungeKutta = "heun",
+        base: ExplicitName | ExplicitRungeKutta = "heun",
         correction: nn.Module | None = None,
         *,
         dim: int | None = None,
@@ -311,7 +311,7 @@ def _minibatch(pairs: Pairs, batch: int | None) -> Pairs:
     return Pairs(pairs.eps, pairs.z[index], tuple(k[index] for k in pairs.slopes), pairs.residual[index])
 
 
-def _base(base: str | ExplicitRungeKutta) -> ExplicitRungeKutta:
+def _base(base: ExplicitName | ExplicitRungeKutta) -> ExplicitRungeKutta:
     if isinstance(base, str):
         if base not in EXPLICIT:
             raise ValueError(f"base: expected one of {', '.join(EXPLICIT)}, found {base!r}")

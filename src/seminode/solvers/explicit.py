@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,20 @@ from .. import tableaux
 from .._stepping.combination import SparseWeights, StepSize, combine, scaled_sum, sparse
 from ..tableaux import Tableau
 from .base import Evaluate, Solver, StepResult
+
+ExplicitName = Literal[
+    "euler",
+    "midpoint",
+    "heun",
+    "ralston",
+    "rk4",
+    "bosh3",
+    "adaptive_heun",
+    "fehlberg2",
+    "dopri5",
+    "tsit5",
+    "dopri8",
+]
 
 
 def runge_kutta_step(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._stepping.combination import MovingStep, StepSize, length, scaled_sum, sparse
 from .base import Evaluate, Solver, StepResult
-from .explicit import EXPLICIT, ExplicitRungeKutta, runge_kutta_step
+from .explicit import EXPLICIT, ExplicitName, ExplicitRungeKutta, runge_kutta_step
 
 #: What a step adds to one copy of the state, as a function of the other.
 Increment = Callable[[Evaluate, Tensor], Tensor]
@@ -150,7 +150,7 @@ class ReversibleRK(ReversibleSolver):
     McCallum and Foster, *Efficient, accurate and stable gradients for neural ODEs* (2024).
     """
 
-    def __init__(self, base: str | ExplicitRungeKutta = "dopri5", coupling: float = 0.999):
+    def __init__(self, base: ExplicitName | ExplicitRungeKutta = "dopri5", coupling: float = 0.999):
         if isinstance(base, str):
             if base not in EXPLICIT:
                 raise ValueError(f"base: expected one of {', '.join(EXPLICIT)}, found {base!r}")
