@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 from torch import Tensor
 
+from ._untyped import numbers
 from .norms import ErrorNorm
 from .solution import Record
 
@@ -296,7 +297,7 @@ def _positive(controller: object, *names: str) -> None:
 
 
 def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    values = times.tolist() if isinstance(times, Tensor) else list(_sequence(name, times))
+    values: list[Any] = numbers(times) if isinstance(times, Tensor) else list(_sequence(name, times))
     for i, t in enumerate(values):
         if not math.isfinite(_number(f"{name}[{i}]", t)):
             raise ValueError(f"{name}[{i}]: expected a finite time, found {t}")
@@ -304,7 +305,7 @@ def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
 
 
 def _number(name: str, value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
     return float(value)
 
@@ -312,7 +313,7 @@ def _number(name: str, value: Any) -> float:
 def _sequence(name: str, values: Any) -> Iterable[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected a sequence of numbers, found {type(values).__name__}")
-    return values
+    return cast("Iterable[Any]", values)
 
 
 def first_step(

@@ -15,6 +15,7 @@ from torch import Tensor
 import seminode as sn
 from seminode import paths
 from seminode.adjoints import Restart
+from seminode.paths.base import Side
 
 SCHEMES: dict[str, Callable[..., paths.Path]] = {
     "linear": paths.linear,
@@ -191,14 +192,15 @@ def test_either_side_of_a_knot(t_in: torch.dtype, knots_in: torch.dtype, own: bo
     for i, knot in enumerate(path.jumps.tolist(), 1):
         at = torch.tensor(knot, dtype=t_in)
         below, above = (torch.nextafter(at, torch.tensor(end, dtype=t_in)) for end in (-math.inf, math.inf))
-        for t, side, expected in (
+        places: list[tuple[Tensor, Side, int]] = [
             (below, "left", i),
             (below, "right", i),
             (at, "left", i),
             (at, "right", i + 1),
             (above, "left", i + 1),
             (above, "right", i + 1),
-        ):
+        ]
+        for t, side, expected in places:
             found = path.derivative(t, side=side)
             assert found.round().flatten().tolist() == [expected] * 3, (knot, t, side)
     at_start = path.derivative(torch.tensor(0.0, dtype=t_in))
@@ -732,7 +734,7 @@ def test_mistaken_lengths(lengths: Any, error: type[Exception], message: str) ->
 def test_other_mistakes() -> None:
     path = paths.linear(X)
     with pytest.raises(ValueError, match="side: expected 'left' or 'right', found 'up'"):
-        path.derivative(1.0, side="up")
+        path.derivative(1.0, side="up")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"t: expected real times, found torch\.bool"):
         path.evaluate(torch.tensor(True))
     with pytest.raises(ValueError, match="time_channel: expected the index of one of 3 channels, found 3"):

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from .._field.pytree import HALF, flatten, leaves_of, mapped, real_dtype
 from ..adjoints import Adjoint
 from ..controllers import Controller, Integral
 from ..norms import Norm
+from ..solve import NormName
 from ..solvers import Solver
 from .contenders import Contender, check_adjoints, check_solvers, pairs, usual_solvers
 from .isolation import Snapshot
@@ -39,7 +40,7 @@ def profile(
     rtol: Any = None,
     atol: Any = None,
     controller: Controller | None = None,
-    norm: str | Norm | None = None,
+    norm: NormName | Norm | None = None,
     params: nn.Module | Iterable[Tensor] | None = None,
     jumps: Tensor | Sequence[float] | None = None,
     adjoints: Iterable[str | Adjoint] | str | Adjoint | None = None,
@@ -203,7 +204,7 @@ def _check_tolerances(tolerances: Any) -> list[float]:
         tolerances = (tolerances,)
     if isinstance(tolerances, str) or not isinstance(tolerances, Iterable):
         raise TypeError(f"tolerances: expected a sequence of numbers, found {arguments.described(tolerances)}")
-    return [_positive(f"tolerances[{i}]", each) for i, each in enumerate(tolerances)]
+    return [_positive(f"tolerances[{i}]", each) for i, each in enumerate(cast("Iterable[Any]", tolerances))]
 
 
 def _positive(name: str, value: Any) -> float:
@@ -214,7 +215,9 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _check_compile(compile: Any) -> list[bool]:
-    several = [compile] if isinstance(compile, bool) or not isinstance(compile, Iterable) else list(compile)
+    several: list[Any] = [compile]
+    if isinstance(compile, Iterable):
+        several = list(cast("Iterable[Any]", compile))
     if not several:
         raise ValueError("compile: expected True, False or both, found none")
     for each in several:
