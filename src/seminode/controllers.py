@@ -10,13 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, cast, get_args
 
 from torch import Tensor
 
 from ._untyped import numbers
 from .norms import ErrorNorm
 from .solution import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 History = tuple[float, ...]
 
@@ -68,6 +71,19 @@ class Controller(ABC):
 
     @abstractmethod
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict: ...
+
+
+class AdaptiveOptions(TypedDict, total=False):
+    """The arguments of `Adaptive`, for type checkers."""
+
+    safety: float
+    factor_min: float
+    factor_max: float
+    dt0: float | None
+    dt_min: float
+    dt_max: float
+    at_dt_min: AtDtMin
+    step_to: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +213,7 @@ class PID(Adaptive):
                 raise ValueError(f"{name}: expected a finite number, found {getattr(self, name)}")
 
     @classmethod
-    def preset(cls, name: PIDPreset, **options: Any) -> PID:
+    def preset(cls, name: PIDPreset, **options: Unpack[AdaptiveOptions]) -> PID:
         """A controller by name: PI33, PI34, PI42 (Hairer–Wanner, Gustafsson), H211PI, H312PID (Söderlind).
 
         `options` are those of [`Adaptive`][seminode.controllers.Adaptive].
