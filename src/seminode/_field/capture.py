@@ -248,7 +248,7 @@ class Reach(NamedTuple):
 
         Leaves only: a computed tensor that is merely within reach may belong to another iteration.
         """
-        found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
+        found: dict[int, Tensor] = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
         found.update((id(x), x) for x in self.tensors if x.requires_grad and x.is_leaf)
         return list(found.values())
 
@@ -380,8 +380,8 @@ def check_accounted(
     """
     leaves = {id(x): x for x in known}
     forbidden = {x.grad_fn for x in computed}
-    queue = [value.grad_fn for value in values]
-    seen = set()
+    queue: list[Any] = [value.grad_fn for value in values]
+    seen: set[Any] = set()
     while queue:
         node = queue.pop()
         if node is None or node in seen:
