@@ -13,7 +13,6 @@ from project import SOURCE
 #: Modules and packages of `seminode`, from the lowest layer up. A module may import from lower layers and, within a
 #: package that is listed as a whole, from its siblings.
 LAYERS = [
-    {"_untyped"},
     {"errors", "tableaux", "_field.pytree", "_stepping.checkpoints", "_stepping.combination", "_compile.rewrites"},
     {"norms", "_stepping.interpolation", "_field.capture", "_integrals.nan_probe", "_compile.graph"},
     {"_stepping.problem", "_field.field", "_field.determinism"},
