@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from seminode import diagnostics
-from seminode.adjoints import Adjoint
+from seminode.adjoints import Adjoint, BackwardNorm, Restart, RuleName, StateSource
 from seminode.solvers import Solver
 
 from .problems import (
@@ -131,11 +131,11 @@ class Torchdiffeq:
 Contender = Ours | Torchdiffeq
 
 
-def backsolve(norm: str, restart: str) -> Ours:
+def backsolve(norm: BackwardNorm, restart: Restart) -> Ours:
     return Ours(f"Backsolve, {norm}, {restart}", sn.Backsolve(norm=norm, restart=restart))
 
 
-def quadrature(rule: str, z: str) -> Ours:
+def quadrature(rule: RuleName, z: StateSource) -> Ours:
     return Ours(f"Quadrature, {rule}, {z}", sn.Quadrature(rule=rule, z=z))
 
 
@@ -288,7 +288,7 @@ def report(measurements: dict[str, Measurement], reasons: dict[str, str], refere
 
 def ordering(measurements: dict[str, Measurement]) -> str:
     """Whether the norms are in the order of backward NFE that Kidger, Chen and Lyons (2021) report."""
-    norms = ("seminorm", "mixed", "mixed_per_tensor")
+    norms: tuple[BackwardNorm, ...] = ("seminorm", "mixed", "mixed_per_tensor")
     names = {norm: backsolve(norm, "fresh").name for norm in norms}
     missing = [norm for norm, name in names.items() if name not in measurements]
     if missing:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,10 +20,13 @@ from scipy import integrate, optimize, special
 from torch import Tensor
 
 import seminode as sn
+from seminode.solvers import SolverName
 
-SEMINODE = ("dopri5", "tsit5", "dopri8")
-SCIPY = ("RK45", "DOP853")
-PAIRS = (("dopri5", "RK45"), ("tsit5", "RK45"), ("dopri8", "DOP853"))
+SciPyName = Literal["RK45", "DOP853"]
+MethodName = SolverName | SciPyName
+SEMINODE: tuple[SolverName, ...] = ("dopri5", "tsit5", "dopri8")
+SCIPY: tuple[SciPyName, ...] = ("RK45", "DOP853")
+PAIRS: tuple[tuple[SolverName, SciPyName], ...] = (("dopri5", "RK45"), ("tsit5", "RK45"), ("dopri8", "DOP853"))
 RTOLS = (1e-3, 1e-5, 1e-7, 1e-9)
 LADDER = tuple(10.0 ** (-k / 2) for k in range(6, 19))
 REQUIRED_RATIO = 1.05
@@ -324,7 +328,7 @@ class Run:
     nfe: int
 
 
-def solve_scipy(problem: DetestProblem, method: str, rtol: float, atol: float) -> tuple[Tensor, int]:
+def solve_scipy(problem: DetestProblem, method: SciPyName, rtol: float, atol: float) -> tuple[Tensor, int]:
     """y(t_end) and the NFE of SciPy's `solve_ivp`."""
 
     def field(t: float, y: np.ndarray) -> np.ndarray:
@@ -336,7 +340,7 @@ def solve_scipy(problem: DetestProblem, method: str, rtol: float, atol: float) -
     return (y if sol.success else torch.full_like(y, math.nan)), sol.nfev
 
 
-def solve_seminode(problem: DetestProblem, solver: str, rtol: float, atol: float) -> tuple[Tensor, int]:
+def solve_seminode(problem: DetestProblem, solver: SolverName, rtol: float, atol: float) -> tuple[Tensor, int]:
     """y(t_end) and the NFE of `seminode.solve`."""
     ts = vector(0, problem.t_end)
     try:
@@ -362,9 +366,11 @@ def endpoint_error(problem: DetestProblem, y: Tensor) -> float:
 
 
 @cache
-def measure(problem: DetestProblem, method: str, rtol: float, atol: float) -> Run:
-    solve = solve_scipy if method in SCIPY else solve_seminode
-    y, nfe = solve(problem, method, rtol, atol)
+def measure(problem: DetestProblem, method: MethodName, rtol: float, atol: float) -> Run:
+    if method == "RK45" or method == "DOP853":
+        y, nfe = solve_scipy(problem, method, rtol, atol)
+    else:
+        y, nfe = solve_seminode(problem, method, rtol, atol)
     return Run(endpoint_error(problem, y), nfe)
 
 
@@ -400,7 +406,7 @@ def nfe_ratio(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
     return float(np.exp(np.median(np.interp(error, error_a, nfe_a) - np.interp(error, error_b, nfe_b))))
 
 
-def ladder(problem: DetestProblem, method: str, atol_factor: float = 1.0) -> list[Run]:
+def ladder(problem: DetestProblem, method: MethodName, atol_factor: float = 1.0) -> list[Run]:
     return [measure(problem, method, rtol, atol_factor * rtol) for rtol in LADDER]
 
 
@@ -429,12 +435,12 @@ def run_table(problems: Sequence[DetestProblem], rtols: Sequence[float], atol_fa
     for problem in problems:
         for rtol in rtols:
             row = [problem.name, f"{rtol:.0e}"]
-            for method in SEMINODE + SCIPY:
+            for method in (*SEMINODE, *SCIPY):
                 run = measure(problem, method, rtol, atol_factor * rtol)
                 row += [f"{run.error:.1e}", str(run.nfe)]
             rows.append(row)
         print(f"{problem.name}: table done", file=sys.stderr)
-    return table(["problem", "rtol", *(cell for name in SEMINODE + SCIPY for cell in (name, "NFE"))], rows)
+    return table(["problem", "rtol", *(cell for name in (*SEMINODE, *SCIPY) for cell in (name, "NFE"))], rows)
 
 
 def ratio_table(problems: Sequence[DetestProblem], atol_factor: float) -> str:

@@ -10,12 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, cast, get_args
 
 from torch import Tensor
 
+from ._untyped import numbers
 from .norms import ErrorNorm
 from .solution import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 History = tuple[float, ...]
 
@@ -67,6 +71,19 @@ class Controller(ABC):
 
     @abstractmethod
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict: ...
+
+
+class AdaptiveOptions(TypedDict, total=False):
+    """The arguments of `Adaptive`, for type checkers."""
+
+    safety: float
+    factor_min: float
+    factor_max: float
+    dt0: float | None
+    dt_min: float
+    dt_max: float
+    at_dt_min: AtDtMin
+    step_to: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +213,7 @@ class PID(Adaptive):
                 raise ValueError(f"{name}: expected a finite number, found {getattr(self, name)}")
 
     @classmethod
-    def preset(cls, name: PIDPreset, **options: Any) -> PID:
+    def preset(cls, name: PIDPreset, **options: Unpack[AdaptiveOptions]) -> PID:
         """A controller by name: PI33, PI34, PI42 (Hairer–Wanner, Gustafsson), H211PI, H312PID (Söderlind).
 
         `options` are those of [`Adaptive`][seminode.controllers.Adaptive].
@@ -296,7 +313,7 @@ def _positive(controller: object, *names: str) -> None:
 
 
 def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    values = times.tolist() if isinstance(times, Tensor) else list(_sequence(name, times))
+    values: list[Any] = numbers(times) if isinstance(times, Tensor) else list(_sequence(name, times))
     for i, t in enumerate(values):
         if not math.isfinite(_number(f"{name}[{i}]", t)):
             raise ValueError(f"{name}[{i}]: expected a finite time, found {t}")
@@ -304,7 +321,7 @@ def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
 
 
 def _number(name: str, value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
     return float(value)
 
@@ -312,7 +329,7 @@ def _number(name: str, value: Any) -> float:
 def _sequence(name: str, values: Any) -> Iterable[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected a sequence of numbers, found {type(values).__name__}")
-    return values
+    return cast("Iterable[Any]", values)
 
 
 def first_step(

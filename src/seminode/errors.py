@@ -75,7 +75,8 @@ class StepFailure(SolveError):
 
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called into this package."""
-    depth, frame = 2, sys._getframe(1)
+    # Private, but documented, and nothing else gets a frame without the cost of a traceback.
+    depth, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
         "seminode",
         "seminode_lab",

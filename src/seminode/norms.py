@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ._field.pytree import Layout, leaves_of, real_dtype
+from ._untyped import vector_norm
 
 Norm = Callable[[Any], Tensor]
 
@@ -48,10 +49,10 @@ def rms(y: Any) -> Tensor:
     2.5
     """
     if isinstance(y, Tensor):
-        return torch.linalg.vector_norm(y) / math.sqrt(y.numel())
+        return vector_norm(y) / math.sqrt(y.numel())
     leaves = _leaves(y)
     size = sum(leaf.numel() for leaf in leaves)
-    return torch.linalg.vector_norm(_stack([torch.linalg.vector_norm(leaf) for leaf in leaves])) / math.sqrt(size)
+    return vector_norm(_stack([vector_norm(leaf) for leaf in leaves])) / math.sqrt(size)
 
 
 def max(y: Any) -> Tensor:
@@ -193,8 +194,8 @@ class ErrorNorm:
     def measured(self, ratio: Tensor) -> float:
         """The norm of an error that is already divided by the tolerance, as a Python float."""
         if self._root is not None:
-            return torch.linalg.vector_norm(ratio).item() / self._root
-        size = self.norm(self.layout.unpack(ratio))
+            return vector_norm(ratio).item() / self._root
+        size: Any = self.norm(self.layout.unpack(ratio))  # which a user may have written
         if isinstance(size, Tensor) and size.numel() == 1 and not size.is_complex():
             return size.item()
         returned: Any = type(size).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import torch
@@ -240,7 +240,7 @@ def _output_times(problem: Problem, result: ForwardResult) -> Tensor:
 def _apply(function: Callable[[Tensor, Any], Any], ts: Tensor, ys: Tensor, layout: Layout) -> Any:
     """Stack function(t, y) over the outputs, leaf by leaf."""
     results = [function(t, layout.unpack(y)) for t, y in zip(ts, ys, strict=True)]
-    leaves = []
+    leaves: list[list[Tensor]] = []
     node = None
     for result in results:
         named, node = flatten(result, "save(t, y)")
@@ -268,7 +268,7 @@ def _knots(problem: Problem, plans: Sequence[Plan]) -> Tensor:
 
 
 @contextlib.contextmanager
-def _normal_tensors() -> Iterator[None]:
+def _normal_tensors() -> Generator[None, None, None]:
     """Inside inference mode, solve outside of it: a field may take a gradient of its own (a Hamiltonian's, say)."""
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seminode._compile import rewrites
-from seminode._compile.graph import traced
+from seminode._compile.inductor import traced
 
 
 def places() -> Tensor:

@@ -352,9 +352,12 @@ def test_bad_option_of_a_controller(name, make):
         (lambda: sn.PrescribedSteps([0.1, -0.1]), r"^dts\[1\]: expected a positive step, found -0\.1$"),
         (lambda: sn.PID(step_to=[0.0, NAN]), r"^step_to\[1\]: expected a finite time, found nan$"),
         (lambda: sn.PID(dt_min=2.0, dt_max=1.0), r"^dt_min: expected 0 <= dt_min <= dt_max = 1\.0, found 2\.0$"),
-        (lambda: sn.PID(at_dt_min="x", dt_min=1e-3), r"^at_dt_min: expected 'raise' or 'accept', found 'x'$"),
+        (
+            lambda: sn.PID(at_dt_min="x", dt_min=1e-3),  # type: ignore[arg-type]
+            r"^at_dt_min: expected 'raise' or 'accept', found 'x'$",
+        ),
         (lambda: sn.PID(at_dt_min="accept"), r"^at_dt_min: 'accept' does nothing without a dt_min$"),
-        (lambda: sn.PID.preset("PI43"), r"^name: expected one of PI33, .*, found 'PI43'$"),
+        (lambda: sn.PID.preset("PI43"), r"^name: expected one of PI33, .*, found 'PI43'$"),  # type: ignore[arg-type]
     ],
 )
 def test_what_a_controller_says(make, message):

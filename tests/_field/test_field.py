@@ -176,7 +176,7 @@ def test_a_result_that_the_next_evaluation_overwrites(nest, adjoint):
         return {"q": out} if nest else out
 
     try:
-        ys = sn.solve(field, {"q": Y0} if nest else Y0, [0.0, 1.0], adjoint=adjoint).ys
+        ys: Any = sn.solve(field, {"q": Y0} if nest else Y0, [0.0, 1.0], adjoint=adjoint).ys
     except ValueError as error:
         assert str(error).startswith("field: ")  # noqa: PT017
     else:

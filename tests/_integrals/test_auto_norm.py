@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_gradients(adjoint: Any) -> None:
     problem = flow()
     inputs = list(problem.modules.parameters())
 
-    def run(adjoint: Any, rtol: float, norm: str | None) -> tuple[list[Tensor], sn.Stats]:
+    def run(adjoint: Any, rtol: float, norm: Literal["auto"] | None) -> tuple[list[Tensor], sn.Stats]:
         y0 = {name: leaf.clone().requires_grad_() for name, leaf in problem.start().items()}
         sol = sn.solve(problem.field, y0, problem.ts, rtol=rtol, atol=1e-2 * rtol, adjoint=adjoint, norm=norm)
         loss = sum((leaf * torch.cos(leaf)).mean() for leaf in leaves_of(sol.ys))

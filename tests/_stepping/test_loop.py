@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import seminode as sn
-from seminode.solvers import BY_NAME
+from seminode.solvers import BY_NAME, SolverName
 from seminode.solvers.explicit import EXPLICIT
 
 ADAPTIVE = [name for name, solver in BY_NAME.items() if solver.error_order is not None]
@@ -159,7 +159,7 @@ def test_rejected_steps_reuse_their_first_slope() -> None:
 
 
 @pytest.mark.parametrize("solver", EXPLICIT)
-def test_evaluations_of_fixed_steps(solver: str) -> None:
+def test_evaluations_of_fixed_steps(solver: SolverName) -> None:
     """s evaluations a step; the end slope is the next step's first; none is made that nobody reads."""
     stages = len(EXPLICIT[solver].tableau.c)
     sol = sn.solve(

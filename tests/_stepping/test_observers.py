@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
-from seminode.solvers import BY_NAME
+from seminode.solvers import BY_NAME, SolverName
 
 
 def decay(t: Tensor, y: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_nested_structures_come_back_as_they_went_in() -> None:
 
 @pytest.mark.parametrize("solver", BY_NAME)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_dense_output_agrees_with_outputs(solver: str, sign: float) -> None:
+def test_dense_output_agrees_with_outputs(solver: SolverName, sign: float) -> None:
     """The function of time, the sampled outputs and the ends of steps are one and the same."""
     adaptive = BY_NAME[solver].error_order is not None
     options: dict[str, Any] = {"rtol": 1e-4} if adaptive else {"controller": sn.FixedStep(0.1)}

@@ -88,15 +88,15 @@ def test_bad_arguments_that_continuous_adjoints_share(make: Any, error: Any, mes
 @bad(
     {
         "norm, typo": (
-            lambda: sn.Backsolve(norm="semi"),
+            lambda: sn.Backsolve(norm="semi"),  # type: ignore[arg-type]
             ValueError,
             r"^norm: expected one of mixed, mixed_per_tensor, seminorm, seminorm_rms or a callable, found 'semi'$",
         ),
-        "norm, of the forward pass": (lambda: sn.Backsolve(norm="rms"), ValueError, r"^norm: .* found 'rms'$"),
+        "norm, of the forward pass": (lambda: sn.Backsolve(norm="rms"), ValueError, r"^norm: .* found 'rms'$"),  # type: ignore[arg-type]
         "norm, number": (lambda: sn.Backsolve(norm=2), TypeError, r"^norm: expected a name or a callable, found int$"),  # type: ignore[arg-type]
         "norm, nothing": (lambda: sn.Backsolve(norm=None), TypeError, r"^norm: expected a name .* found NoneType$"),  # type: ignore[arg-type]
         "restart, typo": (
-            lambda: sn.Backsolve(restart="anew"),
+            lambda: sn.Backsolve(restart="anew"),  # type: ignore[arg-type]
             ValueError,
             r"^restart: expected 'carry' or 'fresh', found 'anew'$",
         ),
@@ -119,12 +119,12 @@ def test_bad_memory(make: Any, value: Any) -> None:
 @bad(
     {
         "rule, typo": (
-            lambda: sn.Quadrature(rule="simpson"),
+            lambda: sn.Quadrature(rule="simpson"),  # type: ignore[arg-type]
             ValueError,
             r"^rule: expected one of 'lobatto', 'gauss', 'gauss-kronrod', found 'simpson'$",
         ),
         "rule, nothing": (lambda: sn.Quadrature(rule=None), ValueError, r"^rule: expected one of .* found None$"),  # type: ignore[arg-type]
-        "z, typo": (lambda: sn.Quadrature(z="tape"), ValueError, r"^z: expected 'dense' or 'solve', found 'tape'$"),
+        "z, typo": (lambda: sn.Quadrature(z="tape"), ValueError, r"^z: expected 'dense' or 'solve', found 'tape'$"),  # type: ignore[arg-type]
         "z, bool": (lambda: sn.Quadrature(z=True), ValueError, r"^z: expected 'dense' or 'solve', found True$"),  # type: ignore[arg-type]
         "memory that is not used": (
             lambda: sn.Quadrature(memory=32),
@@ -189,11 +189,11 @@ def test_bad_coupling(value: Any) -> None:
 @bad(
     {
         "typo": (
-            lambda: sn.ReversibleRK("dorpi5"),
+            lambda: sn.ReversibleRK("dorpi5"),  # type: ignore[arg-type]
             ValueError,
             r"^base: expected one of euler, .*dopri5, .* found 'dorpi5'$",
         ),
-        "not Runge–Kutta": (lambda: sn.ReversibleRK("reversible_heun"), ValueError, r"^base: .* 'reversible_heun'$"),
+        "not Runge–Kutta": (lambda: sn.ReversibleRK("reversible_heun"), ValueError, r"^base: .* 'reversible_heun'$"),  # type: ignore[arg-type]
         "reversible": (lambda: sn.ReversibleRK(sn.ReversibleHeun()), TypeError, r"^base: .* found ReversibleHeun$"),  # type: ignore[arg-type]
         "class": (lambda: sn.ReversibleRK(sn.Dopri5), TypeError, r"^base: expected .*Runge–Kutta method.* found "),  # type: ignore[arg-type]
         "nothing": (lambda: sn.ReversibleRK(None), TypeError, r"^base: .* found NoneType$"),  # type: ignore[arg-type]

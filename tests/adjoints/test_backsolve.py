@@ -23,6 +23,9 @@ from benchmarks.problems import (
     pendulum_batch,
     pendulum_problem,
 )
+from seminode.adjoints import BackwardNorm, Restart
+from seminode.norms import Norm
+from seminode.solvers import SolverName
 from seminode_lab.modes import oversized_seminorm
 
 
@@ -68,7 +71,7 @@ def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 @pytest.mark.parametrize("norm", ["mixed_per_tensor", "seminorm"])
 @pytest.mark.parametrize("seed", range(10))
-def test_fresh_restarts_take_the_steps_of_torchdiffeq(seed: int, norm: str) -> None:
+def test_fresh_restarts_take_the_steps_of_torchdiffeq(seed: int, norm: BackwardNorm) -> None:
     field, start, ts, weights, tolerances = random_problem(seed)
     options: dict[str, Any] = {} if norm == "mixed_per_tensor" else {"norm": norm}
     y0 = start.clone().requires_grad_()
@@ -95,8 +98,8 @@ class Counts(NamedTuple):
 
 def backward_evaluations(
     seed: int,
-    norm: str,
-    solver: str,
+    norm: BackwardNorm,
+    solver: SolverName,
     *,
     only_ends: bool = False,
     silent: Sequence[int] = (),
@@ -138,7 +141,9 @@ both_norms = pytest.mark.parametrize("norm", ["mixed_per_tensor", "seminorm"])
 @both_norms
 @pytest.mark.parametrize(("solver", "only_ends"), [("dopri5", False), ("bosh3", True)])
 @pytest.mark.parametrize("seed", range(6))
-def test_counts_of_torchdiffeq_from_equal_outputs(seed: int, solver: str, only_ends: bool, norm: str) -> None:
+def test_counts_of_torchdiffeq_from_equal_outputs(
+    seed: int, solver: SolverName, only_ends: bool, norm: BackwardNorm
+) -> None:
     """bosh3 with two outputs only: between them torchdiffeq interpolates with another polynomial."""
     counts = backward_evaluations(seed, norm, solver, only_ends=only_ends)
     assert counts.ours == counts.theirs
@@ -165,7 +170,7 @@ _adaptive_step = RKAdaptiveStepsizeODESolver._adaptive_step
     ("solver", "seeds"), [("bosh3", (14, 18, 28)), ("fehlberg2", (1, 2, 4)), ("adaptive_heun", (1, 2, 4))]
 )
 def test_end_slope_and_polynomial_are_all_that_differs(
-    solver: str, seeds: Sequence[int], norm: str, monkeypatch: pytest.MonkeyPatch
+    solver: SolverName, seeds: Sequence[int], norm: BackwardNorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchdiffeq takes the last stage of every method for f(t1, y1), and has quartics for all of them."""
     found = [backward_evaluations(seed, norm, solver) for seed in seeds]
@@ -180,7 +185,7 @@ def test_end_slope_and_polynomial_are_all_that_differs(
 
 @both_norms
 @pytest.mark.parametrize("seed", [2, 3, 4])
-def test_fresh_restarts_skip_outputs_without_a_cotangent(seed: int, norm: str) -> None:
+def test_fresh_restarts_skip_outputs_without_a_cotangent(seed: int, norm: BackwardNorm) -> None:
     all_outputs = backward_evaluations(seed, norm, "dopri5")
     last_output = backward_evaluations(seed, norm, "dopri5", silent=range(1, 1 + seed % 5))
     assert last_output.ours < last_output.theirs
@@ -189,7 +194,7 @@ def test_fresh_restarts_skip_outputs_without_a_cotangent(seed: int, norm: str) -
 
 @both_norms
 @pytest.mark.parametrize("seed", range(5))
-def test_gradients_for_times_cost_torchdiffeq_an_evaluation_per_output(seed: int, norm: str) -> None:
+def test_gradients_for_times_cost_torchdiffeq_an_evaluation_per_output(seed: int, norm: BackwardNorm) -> None:
     """We need one at the start of the interval only."""
     counts = backward_evaluations(seed, norm, "dopri5", time_gradients=True)
     outputs = 2 + seed % 5
@@ -245,7 +250,7 @@ def test_accumulating_parameters_changes_no_step(seed: int) -> None:
 
 @pytest.mark.parametrize("restart", ["carry", "fresh"])
 @pytest.mark.parametrize("seed", range(4))
-def test_accumulating_is_the_same_with_many_outputs(seed: int, restart: str) -> None:
+def test_accumulating_is_the_same_with_many_outputs(seed: int, restart: Restart) -> None:
     """A norm that is the seminorm under another name keeps the parameters in the state."""
     field, start, _, _, tolerances = random_problem(seed)
     y0 = start.clone().requires_grad_()
@@ -277,7 +282,8 @@ def test_the_pendulum(fitted: bool) -> None:
         assert sol.stats.backward is not None
         return sol.stats, sol.stats.backward
 
-    for norm, nfe in (("mixed", 98), ("seminorm", 98), (oversized_seminorm, 56)):
+    cases: list[tuple[BackwardNorm | Norm, int]] = [("mixed", 98), ("seminorm", 98), (oversized_seminorm, 56)]
+    for norm, nfe in cases:
         _, stats = backward(sn.Backsolve(norm=norm, restart="fresh"))
         assert (stats.nfe, stats.rejected) == (nfe, 0)
     assert backward(sn.Backsolve())[1].nfe <= 56

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
+from seminode.adjoints import RuleName
 from seminode.adjoints._continuous.quadrature_rules import GAUSS, KRONROD, LOBATTO, RADAU, Rule, interpolatory
 
 RULES = {
@@ -85,7 +86,7 @@ def test_lobatto_costs_two_evaluations_and_three_gradients_a_step(seed: int) -> 
 
 @pytest.mark.parametrize("rule", ["lobatto", "gauss", "gauss-kronrod"])
 @pytest.mark.parametrize("solver", ["dopri5", "tsit5", "bosh3"])
-def test_errors_stay_proportional_to_the_tolerance(solver: str, rule: str) -> None:
+def test_errors_stay_proportional_to_the_tolerance(solver: str, rule: RuleName) -> None:
     exact, _ = gradient(1, sn.Replay(), 1e-12)
     for rtol in TOLERANCES if solver != "bosh3" else TOLERANCES[:4]:
         for z in ("solve", "dense"):
@@ -152,7 +153,7 @@ def test_the_adaptive_rule_meets_its_own_tolerance() -> None:
     # Two steps over some thirteen periods: far too few for any fixed rule.
     coarse: dict[str, Any] = {"solver": "dopri5", "controller": sn.FixedStep(0.5)}
     errors = {}
-    kinds: list[tuple[str, dict[str, Any]]] = [
+    kinds: list[tuple[RuleName, dict[str, Any]]] = [
         ("lobatto", {}),
         ("gauss-kronrod", {"quad_rtol": 1e-3, "quad_atol": 0.0}),
         ("gauss-kronrod", {"quad_rtol": 1e-9, "quad_atol": 0.0}),

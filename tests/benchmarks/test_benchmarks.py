@@ -30,6 +30,7 @@ from benchmarks.suite import ENTRIES, numbers, task_of
 from benchmarks.tasks import arrays, digest, load
 from benchmarks.torch_runners import TorchRunner
 from benchmarks.verdict import verdict_table, verdicts
+from seminode.adjoints import BackwardNorm
 
 TINY_CDE = partial(cde_problem, batch=2, knots=4, channels=3, hidden=4, width=4)
 TINY = {
@@ -94,14 +95,15 @@ def test_who_cannot_is_named_with_the_reason() -> None:
 def test_the_order_of_the_norms_is_read_off_the_counts() -> None:
     one = measure(TINY["linear"](), Ours("Replay", sn.Replay()))
 
-    def verdict(**nfe: int) -> str:
-        stats = {norm: dataclasses.replace(one.backward, nfe=count) for norm, count in nfe.items()}
-        return adjoints.ordering(
-            {backsolve(norm, "fresh").name: dataclasses.replace(one, backward=each) for norm, each in stats.items()}
-        )
+    def verdict(nfe: dict[BackwardNorm, int]) -> str:
+        measured = {}
+        for norm, count in nfe.items():
+            backward = dataclasses.replace(one.backward, nfe=count)
+            measured[backsolve(norm, "fresh").name] = dataclasses.replace(one, backward=backward)
+        return adjoints.ordering(measured)
 
-    assert " holds (10, 20, 30)" in verdict(mixed_per_tensor=30, seminorm=10, mixed=20)
-    assert " does not hold (10, 10, 30)" in verdict(mixed_per_tensor=30, seminorm=10, mixed=10)
+    assert " holds (10, 20, 30)" in verdict({"mixed_per_tensor": 30, "seminorm": 10, "mixed": 20})
+    assert " does not hold (10, 10, 30)" in verdict({"mixed_per_tensor": 30, "seminorm": 10, "mixed": 10})
 
 
 def test_the_command_prints_its_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

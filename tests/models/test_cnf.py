@@ -46,7 +46,8 @@ def small_flow(d: int = 3, **options: Any) -> CNF:
     with torch.no_grad():
         for parameter in field.parameters():
             parameter.mul_(1.6)
-    return CNF(field, **{"trace": "exact", **TIGHT, **options})
+    options = {"trace": "exact", **TIGHT, **options}
+    return CNF(field, **options)
 
 
 def exact_delta(flow: CNF, x: Tensor) -> Tensor:

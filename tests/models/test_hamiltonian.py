@@ -141,7 +141,7 @@ def test_errors_name_the_argument() -> None:
     with pytest.raises(TypeError, match="separable: expected True or False, found 1"):
         HamiltonianNet(1, separable=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown option 'hiden'"):
-        HamiltonianNet(1, hiden=3)
+        HamiltonianNet(1, hiden=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"x0: expected states \(q, p\) of shape \(..., 4\), found \(5, 3\)"):
         model(states()[:, :3], [0.0, 1.0])
     with pytest.raises(ValueError, match="x: expected states"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import seminode as sn
 from benchmarks.techniques import Trajectories, hypersolved, spectral_field
 from seminode.models.hypersolver import CorrectionNet, HyperSolver, fit, local_errors
-from seminode.solvers.explicit import EXPLICIT
+from seminode.solvers.explicit import EXPLICIT, ExplicitName
 
 
 class Field(nn.Module):
@@ -34,7 +34,7 @@ def start(n: int = 4, seed: int = 1) -> Tensor:
     return torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1.0
 
 
-def hypersolver(base: str = "heun") -> HyperSolver:
+def hypersolver(base: ExplicitName = "heun") -> HyperSolver:
     torch.manual_seed(2)
     return HyperSolver(base, dim=2, width=8).double()
 
@@ -60,7 +60,7 @@ def test_a_step_follows_the_formula() -> None:
 
 
 @pytest.mark.parametrize("base", EXPLICIT)
-def test_every_base_method(base: str) -> None:
+def test_every_base_method(base: ExplicitName) -> None:
     hyper = hypersolver(base)
     assert (hyper.order, hyper.stages) == (EXPLICIT[base]().order, EXPLICIT[base]().stages)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_every_base_method(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["euler", "midpoint", "heun", "rk4", "bosh3", "dopri5"])
-def test_the_interpolant_ends_at_the_corrected_state(base: str) -> None:
+def test_the_interpolant_ends_at_the_corrected_state(base: ExplicitName) -> None:
     """Also just before the end of a step: output times may differ from it by rounding."""
     hyper, ends = hypersolver(base), torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
     with torch.no_grad():
@@ -241,7 +241,7 @@ def test_state_dict_and_repr() -> None:
 
 def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="base: expected one of euler"):
-        HyperSolver("simpson", dim=2)
+        HyperSolver("simpson", dim=2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="base: expected the name"):
         HyperSolver(sn.ReversibleHeun(), dim=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="correction: expected a module, or dim="):

@@ -231,7 +231,7 @@ def test_every_block_is_a_solve_with_the_options_of_the_model():
     flow.log_prob(image)
     assert flow.nfe < tight_nfe
     twin = copy.deepcopy(flow)
-    twin.options.update(TIGHT)
+    twin.options.update(**TIGHT)
     twin.log_prob(image)
     assert twin.nfe > flow.nfe
 

@@ -171,7 +171,7 @@ def test_steer_keeps_times_in_order() -> None:
         (lambda: NeuralODE(Turn(), regularisers=[Speed]), r"regularisers\[0\]: .* found the class Speed"),  # type: ignore[list-item]
         (lambda: NeuralODE(lambda t, z: z, readout=nn.Linear(4, 2))(torch.zeros(4)), "x: expected a batch"),
         (lambda: NeuralODE(Turn(), regularisers=[Speed(), Speed()]), "regularisers: expected distinct names"),
-        (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),
+        (lambda: NeuralODE(Turn(), tol=1e-3), "NeuralODE: unknown option 'tol'; known: adjoint, atol"),  # type: ignore[call-arg]
         (
             lambda: NeuralODE(Turn(), lift=nn.Linear(3, 2))(torch.zeros(4, 5)),
             r"x: expected data of shape \(..., 3\), found \(4, 5\)",

@@ -241,7 +241,7 @@ def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="steps: expected"):
         OTFlow(2, steps=0)
     with pytest.raises(TypeError, match="unknown option 'speed'"):
-        OTFlow(2, speed=3)
+        OTFlow(2, speed=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"x: expected shape \(batch, 2\), found \(3, 4\)"):
         OTFlow(2).log_prob(torch.zeros(3, 4))
     with pytest.raises(TypeError, match="x: expected a tensor, found list"):

@@ -278,7 +278,7 @@ def test_errors_name_the_argument() -> None:
     with pytest.raises(TypeError, match="potential_hidden: expected the widths"):
         SymplecticODENet(potential_hidden=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown option 'tol'"):
-        SymplecticODENet(tol=1e-3)
+        SymplecticODENet(tol=1e-3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"x0: expected states .* of shape \(..., 8\), found \(5, 6\)"):
         model(x[:, :6], [0.0, 1.0])
     with pytest.raises(ValueError, match=r"x: expected observations .* \(..., 6\) or \(..., 8\), found \(5, 4\)"):

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import defaultdict
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -131,7 +131,7 @@ def test_low_levels_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("basis", ["words", "brackets"])
-def test_what_does_not_matter(basis: str) -> None:
+def test_what_does_not_matter(basis: Literal["words", "brackets"]) -> None:
     """The pace, knots on the way, a shift; what does: going back gives the negative, and cancels."""
     x = walk(4, 6, 3)
     found = paths.logsignature(x, 4, basis=basis)

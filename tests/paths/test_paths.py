@@ -14,6 +14,8 @@ from torch import Tensor
 
 import seminode as sn
 from seminode import paths
+from seminode.adjoints import Restart
+from seminode.paths.base import Side
 
 SCHEMES: dict[str, Callable[..., paths.Path]] = {
     "linear": paths.linear,
@@ -190,14 +192,15 @@ def test_either_side_of_a_knot(t_in: torch.dtype, knots_in: torch.dtype, own: bo
     for i, knot in enumerate(path.jumps.tolist(), 1):
         at = torch.tensor(knot, dtype=t_in)
         below, above = (torch.nextafter(at, torch.tensor(end, dtype=t_in)) for end in (-math.inf, math.inf))
-        for t, side, expected in (
+        places: list[tuple[Tensor, Side, int]] = [
             (below, "left", i),
             (below, "right", i),
             (at, "left", i),
             (at, "right", i + 1),
             (above, "left", i + 1),
             (above, "right", i + 1),
-        ):
+        ]
+        for t, side, expected in places:
             found = path.derivative(t, side=side)
             assert found.round().flatten().tolist() == [expected] * 3, (knot, t, side)
     at_start = path.derivative(torch.tensor(0.0, dtype=t_in))
@@ -360,7 +363,7 @@ def test_a_cde_does_not_notice_the_index_clock(scheme: Callable[..., paths.Path]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("all_knots", "restart", "backward"), [(False, "carry", 159), (True, "fresh", 160)])
-def test_161_knots_are_159_jumps_each_way(dtype: torch.dtype, all_knots: bool, restart: str, backward: int) -> None:
+def test_161_knots_are_159_jumps_each_way(dtype: torch.dtype, all_knots: bool, restart: Restart, backward: int) -> None:
     """With every knot passed as a jump and fresh restarts, as published, the last one is crossed on the way back."""
     path = paths.linear(0.1 * series(8, 161, 4, dtype=dtype))
     z0 = torch.ones(8, 6, dtype=dtype)
@@ -731,7 +734,7 @@ def test_mistaken_lengths(lengths: Any, error: type[Exception], message: str) ->
 def test_other_mistakes() -> None:
     path = paths.linear(X)
     with pytest.raises(ValueError, match="side: expected 'left' or 'right', found 'up'"):
-        path.derivative(1.0, side="up")
+        path.derivative(1.0, side="up")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"t: expected real times, found torch\.bool"):
         path.evaluate(torch.tensor(True))
     with pytest.raises(ValueError, match="time_channel: expected the index of one of 3 channels, found 3"):

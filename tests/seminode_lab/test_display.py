@@ -15,6 +15,7 @@ import pytest
 from tiny_runs import ONE, TWO, tiny
 
 import seminode as sn
+from seminode.solution import BackwardReport
 from seminode_lab import running
 from seminode_lab.attempts import summary
 from seminode_lab.display import LOGS, Lines, Meter, showing, together
@@ -29,7 +30,7 @@ class Screen(io.StringIO):
 
 
 def stats(nfe: int, accepted: int, rejected: int, back: sn.Stats | None = None) -> sn.Stats:
-    return sn.Stats(nfe, accepted, rejected, _backward=[] if back is None else [back])
+    return sn.Stats(nfe, accepted, rejected, report=BackwardReport(stats=back))
 
 
 def test_the_meter_averages_the_latest_batches() -> None:

@@ -264,8 +264,8 @@ def check_accounted(
     """
     leaves = {id(x): x for x in known}
     forbidden = {x.grad_fn for x in computed}
-    queue = [value.grad_fn for value in values]
-    seen = set()
+    queue: list[Any] = [value.grad_fn for value in values]
+    seen: set[Any] = set()
     while queue:
         node = queue.pop()
         if node is None or node in seen:

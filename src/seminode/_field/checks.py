@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from ..errors import ToleranceWarning, warn
 from ..norms import ErrorNorm, Norm
 from ..solvers import BY_NAME, Solver
 from .pytree import Layout, flatten, real_dtype, same_nesting
+
+if TYPE_CHECKING:
+    from .._stepping.problem import Save
 
 #: Default (rtol, atol) by the real dtype of the state. Half precision is integrated in float32, but the field answers
 #: with two or three digits.
@@ -294,7 +297,7 @@ def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
         )
 
 
-def check_save(save: Any) -> tuple[str, Callable[[Tensor, Any], Any] | None]:
+def check_save(save: Any) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
     """Where to save, and a function to apply there."""
     if callable(save):
         return "ts", save

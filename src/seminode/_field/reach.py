@@ -38,7 +38,7 @@ class Reach(NamedTuple):
 
         Leaves only: a computed tensor that is merely within reach may belong to another iteration.
         """
-        found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
+        found: dict[int, Tensor] = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
         found.update((id(x), x) for x in self.tensors if x.requires_grad and x.is_leaf)
         return list(found.values())
 

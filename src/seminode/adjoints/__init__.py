@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .backsolve import Backsolve
+from .backsolve import Backsolve, BackwardNorm, Restart
 from .base import Adjoint
 from .checkpointed import Checkpointed
 from .direct import Direct
 from .interpolating import Interpolating
-from .quadrature import Quadrature
+from .quadrature import Quadrature, RuleName, StateSource
 from .replay import Replay
 from .reversible import Reversible
 
@@ -30,10 +30,14 @@ __all__ = [
     "Adjoint",
     "AdjointName",
     "Backsolve",
+    "BackwardNorm",
     "Checkpointed",
     "Direct",
     "Interpolating",
     "Quadrature",
     "Replay",
+    "Restart",
     "Reversible",
+    "RuleName",
+    "StateSource",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from .._compile.engine import captured, compiled_engine
@@ -36,6 +35,7 @@ from .._stepping.observers import (
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
 from .._stepping.step import Shifts
+from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
 from ..solution import BackwardReport, Record, Stats
 
@@ -60,7 +60,7 @@ class Adjoint(ABC):
 
 def has_tangent(x: Tensor) -> bool:
     """Whether forward-mode differentiation is going on with respect to this tensor."""
-    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+    return unpack_dual(x)[1] is not None
 
 
 def outputs_of(problem: Problem) -> tuple[Outputs, int]:
@@ -193,8 +193,16 @@ class ForwardPass:
             assert problem.error is not None
             select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
         memory = solver.with_slope(memory, k1)
-        limits = {"error": problem.error, "max_steps": problem.max_steps, "check": check}
-        end, memory = integrate(engine, schedule, y0, observers, memory=memory, **limits)
+        end, memory = integrate(
+            engine,
+            schedule,
+            y0,
+            observers,
+            memory=memory,
+            error=problem.error,
+            max_steps=problem.max_steps,
+            check=check,
+        )
         if check and not all(map(is_finite, (end, *solver.carried(memory)))):
             # Reached only where the norm does not read the leaf that went wrong.
             leaf, t1 = layout.non_finite_leaf(end.detach()), problem.times[-1]

@@ -17,6 +17,7 @@ from .._field.reach import reachable
 from .._stepping.engine import Engine
 from .._stepping.problem import Problem
 from .._stepping.step import TimeShifts
+from .._untyped import register_hook
 from ..solution import Record, Stats
 from ._autograd import BackwardRequest, Gradients, Inputs
 from ._discrete.saved_activations import (
@@ -114,4 +115,4 @@ def _count_backward(output: Tensor, result: ForwardResult, evaluations: int) -> 
     def note(_: Tensor) -> None:
         report.stats, report.record = backward, backward_record
 
-    output.register_hook(note)
+    register_hook(output, note)

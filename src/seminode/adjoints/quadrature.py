@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -73,8 +73,9 @@ class Quadrature(DenseAdjoint):
                 if self.rule != "gauss-kronrod":
                     raise ValueError(f"{name}: does nothing with rule={self.rule!r}, which is not adaptive")
                 check_number(name, getattr(self, name))
-        if self.batched is not None and not isinstance(self.batched, bool):
-            raise TypeError(f"batched: expected True, False or None, found {self.batched!r}")
+        batched: Any = self.batched
+        if batched is not None and not isinstance(batched, bool):
+            raise TypeError(f"batched: expected True, False or None, found {batched!r}")
 
     @property
     def reads_forward(self) -> bool:

@@ -12,6 +12,7 @@ from .._field.checks import DEFAULT_TOLERANCES
 from .._field.pytree import real_dtype
 from .._stepping.observers import EndTape, State
 from .._stepping.problem import Problem
+from .._stepping.schedule import Plan
 from ..errors import DriftWarning, warn
 from ..norms import ErrorNorm, mixed_per_tensor
 from ..solvers.reversible import Increment, ReversibleSolver
@@ -69,12 +70,12 @@ class UndoneStates(States):
         while at > j:
             at -= 1
             plan = sweep.plans[at]
+
+            def evaluate(c: float, y: Tensor, *, stage: int, plan: Plan = plan) -> Tensor:
+                return sweep.evaluate(plan.stage_time(c), y, stage=stage)
+
             assert self._state is not None
-            self._state = solver.invert(
-                lambda c, y, *, stage, plan=plan: sweep.evaluate(plan.stage_time(c), y, stage=stage),
-                plan.dt,
-                self._state,
-            )
+            self._state = solver.invert(evaluate, plan.dt, self._state)
         self._at = at
         assert self._state is not None
         return self._state

@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -115,7 +116,7 @@ def _problem(target: str) -> dict[str, Any]:
     return _checked(target, found())
 
 
-def _candidates(module: Any) -> str:
+def _candidates(module: ModuleType) -> str:
     functions = [n for n, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
     return f". It has {', '.join(sorted(functions)[:8])}" if functions else ""
 
@@ -127,7 +128,7 @@ def _checked(target: str, problem: Any) -> dict[str, Any]:
     if not isinstance(problem, Mapping):
         kind = type(problem).__name__
         refuse(f"{target}() returned {kind}; expected a mapping or a dataclass with {', '.join(REQUIRED)}")
-    given = dict(problem)
+    given = dict(cast("Mapping[str, Any]", problem))
     missing = [name for name in REQUIRED if name not in given]
     if missing:
         refuse(f"{target}() lacks {', '.join(missing)}; found {', '.join(map(str, given)) or 'nothing'}")
@@ -137,7 +138,7 @@ def _checked(target: str, problem: Any) -> dict[str, Any]:
     return given
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str) -> ModuleType:
     """Import a module that is installed or in the current directory."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -153,7 +154,7 @@ def _imported(name: str) -> Any:
         refuse(f"{name!r} is not the name of a module; expected module:factory or file.py:factory")
 
 
-def _from_file(place: str) -> Any:
+def _from_file(place: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         refuse(f"no file {place!r}; expected module:factory or file.py:factory")

@@ -6,7 +6,7 @@ import ast
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from .._field.checks import check_solver, described
 from ..adjoints import Adjoint, Backsolve, Checkpointed, Direct, Interpolating, Quadrature, Replay, Reversible
@@ -86,7 +86,7 @@ def written(thing: Any) -> str:
         kind = BY_NAME.get(thing.name)
         return repr(thing.name) if kind is not None and thing == kind() else repr(thing)
     if isinstance(thing, Adjoint) and is_dataclass(thing):
-        given = []
+        given: list[str] = []
         for each in fields(thing):
             value = getattr(thing, each.name)
             if each.default is MISSING:
@@ -123,7 +123,7 @@ def _several(name: str, values: Any, kind: type) -> list[Any]:
         return [values]
     if isinstance(values, Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected a sequence of names or objects, found {described(values)}")
-    several = list(values)
+    several = list(cast("Iterable[Any]", values))
     if not several:
         raise ValueError(f"{name}: expected at least one, found none; pass {name}=None for the default")
     return several

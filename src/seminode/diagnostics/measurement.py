@@ -83,9 +83,9 @@ class Draft:
     first: Pass | None = None
     error: float = float("nan")
     params_error: float = float("nan")
-    rounds: list[Pass] = field(default_factory=list)
+    rounds: list[Pass] = field(default_factory=list[Pass])
     memory: int | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
     reason: str | None = None
 
     def row(self) -> Row:

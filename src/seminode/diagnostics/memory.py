@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
+
+from .._untyped import device_properties
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
@@ -44,7 +46,7 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _quietly() -> Generator[None, None, None]:
     """Suppress the log lines of the profiler, unless a level is set. It reads the level when it first starts."""
     name = "KINETO_LOG_LEVEL"
     chosen = name in os.environ
@@ -59,7 +61,7 @@ def _quietly() -> Iterator[None]:
 def total_bytes(device: torch.device) -> int | None:
     """The memory of the device."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        return device_properties(device).total_memory
     if device.type != "cpu":
         return None
     try:

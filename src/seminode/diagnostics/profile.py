@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from .._field.reach import reachable
 from ..adjoints import Adjoint
 from ..controllers import Controller, Integral
 from ..norms import Norm
+from ..solve import NormName
 from ..solvers import Solver
 from .contenders import Contender, check_adjoints, check_solvers, pairs, usual_solvers
 from .isolation import Snapshot
@@ -40,7 +41,7 @@ def profile(
     rtol: Any = None,
     atol: Any = None,
     controller: Controller | None = None,
-    norm: str | Norm | None = None,
+    norm: NormName | Norm | None = None,
     params: nn.Module | Iterable[Tensor] | None = None,
     jumps: Tensor | Sequence[float] | None = None,
     adjoints: Iterable[str | Adjoint] | str | Adjoint | None = None,
@@ -152,9 +153,9 @@ def _check_problem(
     if times[0] == times[-1]:
         raise ValueError(f"ts: expected an interval to solve over, found the single time {times[0]:g}")
     if not callable(loss):
-        raise TypeError(f"loss: expected a callable loss(ys), found {arguments.found(loss)}")
+        raise TypeError(f"loss: expected a callable loss(ys), found {arguments.described(loss)}")
     if controller is not None and not isinstance(controller, Controller):
-        raise TypeError(f"controller: expected a Controller, found {arguments.found(controller)}")
+        raise TypeError(f"controller: expected a Controller, found {arguments.described(controller)}")
     arguments.check_jumps(jumps)
     arguments.check_norm(norm, layout)
     given = None if params is None else chosen(params)
@@ -203,8 +204,8 @@ def _check_tolerances(tolerances: Any) -> list[float]:
     if isinstance(tolerances, float | int):
         tolerances = (tolerances,)
     if isinstance(tolerances, str) or not isinstance(tolerances, Iterable):
-        raise TypeError(f"tolerances: expected a sequence of numbers, found {arguments.found(tolerances)}")
-    return [_positive(f"tolerances[{i}]", each) for i, each in enumerate(tolerances)]
+        raise TypeError(f"tolerances: expected a sequence of numbers, found {arguments.described(tolerances)}")
+    return [_positive(f"tolerances[{i}]", each) for i, each in enumerate(cast("Iterable[Any]", tolerances))]
 
 
 def _positive(name: str, value: Any) -> float:
@@ -215,7 +216,9 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _check_compile(compile: Any) -> list[bool]:
-    several = [compile] if isinstance(compile, bool) or not isinstance(compile, Iterable) else list(compile)
+    several: list[Any] = [compile]
+    if isinstance(compile, Iterable):
+        several = list(cast("Iterable[Any]", compile))
     if not several:
         raise ValueError("compile: expected True, False or both, found none")
     for each in several:

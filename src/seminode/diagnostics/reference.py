@@ -6,16 +6,17 @@ import contextlib
 import copy
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .._field.capture import Substitution, uncompiled
 from .._field.pytree import HALF, mapped
+from .._untyped import numbers
 from ..adjoints import Replay
 from ..controllers import Integral
 from ..errors import SolveError
@@ -79,10 +80,11 @@ class Means:
             default_double() if wide else contextlib.nullcontext(),
         ):
             warnings.simplefilter("ignore")
-            field, controller = _timed(subject.field, deadline, bar), Integral(step_to=subject.ts.tolist()[1:-1])
+            field, controller = _timed(subject.field, deadline, bar), Integral(step_to=numbers(subject.ts)[1:-1])
             subject = replace(subject, field=field, controller=controller, norm=None)
             value = subject.loss(subject.solve(contender, MAX_STEPS).ys)
-            grads = torch.autograd.grad(value, subject.targets, allow_unused=True)
+            found = torch.autograd.grad(value, subject.targets, allow_unused=True)
+            grads = cast("tuple[Tensor | None, ...]", found)
         if not all(g is None or bool(torch.isfinite(g).all()) for g in grads):
             raise Unsuitable("the gradient of the loss is not finite")
         return grads
@@ -223,7 +225,7 @@ def _tightest(subject: Subject, own: Subject, rtol: float, means: Means, notes: 
 
 
 @contextlib.contextmanager
-def default_double() -> Iterator[None]:
+def default_double() -> Generator[None, None, None]:
     """New tensors that a field makes are in float64, too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

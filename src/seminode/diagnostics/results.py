@@ -6,10 +6,10 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..solution import Stats
 from .contenders import Contender
@@ -164,8 +164,8 @@ class Profile:
     rows: tuple[Row, ...]
     reference: Reference
     recommendation: Recommendation | None
-    problem: Mapping[str, Any] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    problem: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    machine: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
         from .table import text
@@ -211,5 +211,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(each) for each in cast("Sequence[Any]", value)]
     return str(value)

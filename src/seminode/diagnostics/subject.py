@@ -14,6 +14,7 @@ from .._field.capture import CaptureWatch
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, leaves_of, mapped, real_dtype
 from .._field.reach import reachable
+from .._untyped import vector_norm
 from ..controllers import Controller
 from ..solution import Solution
 from ..solve import solve
@@ -47,7 +48,7 @@ class Subject:
         given = (x for x in leaves_of((self.y0, self.ts, self.args)) if isinstance(x, Tensor) and x.requires_grad)
         return [*given, *self.found]
 
-    def solve(self, contender: Contender, max_steps: int) -> Solution:
+    def solve(self, contender: Contender, max_steps: int) -> Solution[Any]:
         return solve(
             self.field,
             self.y0,
@@ -158,7 +159,7 @@ def flat_gradient(grads: Sequence[Tensor | None], targets: Sequence[Tensor]) -> 
 
 def relative_error(gradient: Tensor, reference: Tensor) -> float:
     """The relative error in the Euclidean norm, over all gradients together."""
-    return float((gradient - reference).norm() / reference.norm())
+    return float(vector_norm(gradient - reference) / vector_norm(reference))
 
 
 def largest(tolerance: Any) -> float | None:

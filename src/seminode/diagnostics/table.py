@@ -85,7 +85,7 @@ def _advice(profile: Profile) -> list[str]:
 
 
 def _wrapped(lines: Iterable[str], indent: int = 0) -> list[str]:
-    found = []
+    found: list[str] = []
     for line in lines:
         inner = " " * indent
         found += textwrap.wrap(line, WIDTH, subsequent_indent=inner, break_on_hyphens=False) or [""]
@@ -119,7 +119,7 @@ def _table(rows: Sequence[Row], notes: Sequence[str], good_to: float | None) -> 
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     gap = 2 if sum(widths) + 2 * len(widths) <= WIDTH else 1
     widths[0] = max(len("adjoint"), min(widths[0], widths[0] + WIDTH - sum(widths) - gap * (len(widths) - 1)))
-    lines = []
+    lines: list[str] = []
     for row in (head, *cells):
         fitted = [_fit(x, width, i in left) for i, (x, width) in enumerate(zip(row, widths, strict=True))]
         lines.append((" " * gap).join(fitted).rstrip())

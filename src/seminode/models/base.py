@@ -6,15 +6,21 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 from .._field.checks import check_count, check_number
+from .._stepping.problem import Save
 from ..norms import Without
 from ..solution import Record, Solution, Stats
-from ..solve import solve
+from ..solve import AllOptions, SolveOptions, solve
 from .running import Noise, Running, along, integrals_of, noise_for, start
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Y = TypeVar("Y")
 
 #: Options of `solve` that a user may pass to a model. The model itself sets the other arguments.
 OPTIONS = frozenset(inspect.signature(solve).parameters) - {
@@ -38,14 +44,14 @@ class SolvingModule(nn.Module):
         records: with the option `record`, one [`Record`][seminode.Record] per solve of the latest forward pass.
     """
 
-    def __init__(self, **options: Any):
+    def __init__(self, **options: Unpack[SolveOptions]):
         super().__init__()
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
             raise TypeError(
                 f"{type(self).__name__}: unknown option {unknown[0]!r}; known: {', '.join(sorted(OPTIONS))}"
             )
-        self.options = options
+        self.options: SolveOptions = options
         self._stats: tuple[Stats, ...] = ()
         self._records: tuple[Record, ...] = ()
 
@@ -76,17 +82,18 @@ class SolvingModule(nn.Module):
     def solve(
         self,
         field: Callable[..., Any],
-        y0: Any,
+        y0: Y,
         ts: Tensor | Sequence[float],
         *,
         integrals: Sequence[bool] = (),
-        **more: Any,
-    ) -> Solution:
+        save: Save = "ts",
+        **more: Unpack[AllOptions],
+    ) -> Solution[Y]:
         """Solve with the model's options and keep the statistics. `integrals` flags leaves that are plain integrals."""
-        options = {**self.options, **more}
+        options: dict[str, Any] = {**self.options, **more}
         if any(integrals):
             options.update(_without_integrals(options, integrals))
-        solution = solve(field, y0, ts, **options)
+        solution = solve(field, y0, ts, save=save, **options)
         self._stats = (solution.stats,)
         self._records = () if solution.record is None else (solution.record,)
         return solution
@@ -99,13 +106,16 @@ class SolvingModule(nn.Module):
         running: Sequence[Running] = (),
         *,
         noise: Noise = "gaussian",
-        **more: Any,
+        save: Save = "ts",
+        **more: Unpack[AllOptions],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The solution at all ts, and the running integrals at the last time, by name."""
         if not running:
-            return self.solve(field, z0, ts, **more).ys, {}
-        more = {"args": noise_for(running, z0, noise), "integrals": integrals_of(running), **more}
-        zs, *integrals = self.solve(partial(along, field, tuple(running)), start(z0, running), ts, **more).ys
+            return self.solve(field, z0, ts, save=save, **more).ys, {}
+        more.setdefault("args", noise_for(running, z0, noise))
+        state, flags = start(z0, running), integrals_of(running)
+        ys = self.solve(partial(along, field, tuple(running)), state, ts, integrals=flags, save=save, **more).ys
+        zs, *integrals = ys
         # A cost is ∫ r |dt|: it is positive in either direction of time.
         sign = -1.0 if float(ts[-1]) < float(ts[0]) else 1.0
         return zs, {integral.name: sign * values[-1] for integral, values in zip(running, integrals, strict=True)}
@@ -156,7 +166,7 @@ def check_channels(name: str, x: Any, channels: Sequence[int], meaning: str) -> 
 def check_hidden(name: str, widths: Any) -> tuple[int, ...]:
     if isinstance(widths, int) or not isinstance(widths, Sequence):
         raise TypeError(f"{name}: expected the widths of the hidden layers, found {type(widths).__name__}")
-    return tuple(check_count(f"{name}[{i}]", width) for i, width in enumerate(widths))
+    return tuple(check_count(f"{name}[{i}]", width) for i, width in enumerate(cast("Sequence[Any]", widths)))
 
 
 def check_end(t1: Any) -> float:

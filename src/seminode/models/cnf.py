@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,11 @@ from .._field.checks import check_count
 from .base import SolvingModule, check_end, check_hidden
 from .running import Noise, Regulariser, along, check_names, integrals_of, noise_for, start
 from .traces import Trace, TraceName, make_trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 #: Names of the activations of `ConcatMLP`.
 Activation = Literal["tanh", "softplus"]
@@ -65,7 +70,7 @@ class CNF(SolvingModule):
         regularisers: Sequence[Regulariser] = (),
         t1: float = 1.0,
         base: Any = None,
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         super().__init__(**options)
         if not callable(field):
@@ -181,7 +186,7 @@ class CNF(SolvingModule):
         return ", ".join(filter(None, (text, super().extra_repr())))
 
 
-def check_batch(name: str, x: Tensor) -> None:
+def check_batch(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
     if not x.is_floating_point():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from .._field.checks import check_count, check_flags
 from .base import SolvingModule, check_channels, check_hidden
 from .products import vjp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 
 def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
@@ -86,7 +91,7 @@ class HamiltonianNet(SolvingModule):
         hidden: Sequence[int] = (200, 200),
         separable: bool = True,
         activation: Callable[[], nn.Module] = nn.Tanh,
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         super().__init__(**options)
         self.dim = check_count("dim", dim)

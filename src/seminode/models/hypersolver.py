@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from .._field.checks import check_count
 from .._stepping.combination import StepSize, combine, length
+from .._untyped import norm, numbers
 from ..controllers import Integral
 from ..solve import solve
 from ..solvers import ExplicitRungeKutta, Solver
 from ..solvers.base import Evaluate, Memory, StepResult
-from ..solvers.explicit import EXPLICIT
+from ..solvers.explicit import ExplicitName, check_base
 
 Correction = Callable[..., Tensor]
 
@@ -122,7 +123,7 @@ class HyperSolver(nn.Module, Solver):
 
     def __init__(
         self,
-        base: str | ExplicitRungeKutta = "heun",
+        base: ExplicitName | ExplicitRungeKutta = "heun",
         correction: nn.Module | None = None,
         *,
         dim: int | None = None,
@@ -130,15 +131,15 @@ class HyperSolver(nn.Module, Solver):
         layers: int = 2,
     ):
         super().__init__()
-        self.base = _base(base)
+        self.base = check_base(base)
         if correction is None:
             if dim is None:
                 raise ValueError("correction: expected a module, or dim= to create one, found neither")
             correction = CorrectionNet(dim, self.base.stages, width, layers)
-        elif not isinstance(correction, nn.Module):
-            raise TypeError(f"correction: expected a module, found {type(correction).__name__}")
-        elif dim is not None:
-            raise ValueError("dim: expected None with a correction, since dim= creates one")
+        else:
+            _check_correction(correction)
+            if dim is not None:
+                raise ValueError("dim: expected None with a correction, since dim= creates one")
         self.correction = correction.eval()
         self.order, self.stages = self.base.order, self.base.stages
         self.weights = self.base.weights
@@ -190,6 +191,11 @@ class HyperSolver(nn.Module, Solver):
         return f"base={self.base!r}"
 
 
+def _check_correction(correction: Any) -> None:
+    if not isinstance(correction, nn.Module):
+        raise TypeError(f"correction: expected a module, found {type(correction).__name__}")
+
+
 class Pairs(NamedTuple):
     """Training data of g_ω for steps of one length ε: its inputs, and the targets [z(t + ε) − z − εψ]/ε^{p+1}."""
 
@@ -211,8 +217,7 @@ def local_errors(
     atol: float | None = None,
 ) -> list[Pairs]:
     """The scaled local errors of the base method along accurate solutions, one entry for each step length in ts."""
-    if not isinstance(y0, Tensor) or y0.ndim < 2:
-        raise ValueError("y0: expected one tensor of shape (batch, ...)")
+    _check_batch(y0)
     times = [float(t) for t in ts]
     if len(times) < 2:
         raise ValueError(f"ts: expected at least two times, the ends of a step, found {times}")
@@ -234,11 +239,21 @@ def local_errors(
         # The intervals of a uniform grid differ by rounding.
         key = float(f"{dt:.5g}")
         groups.setdefault(key, []).append((z0, (z1 - end) / dt ** (hyper.order + 1), *slopes))
-    pairs = []
+    pairs: list[Pairs] = []
     for eps, rows in groups.items():
         z, residual, *slopes = (torch.cat(column) for column in zip(*rows, strict=True))
         pairs.append(Pairs(y0.new_tensor(eps), z, tuple(slopes), residual))
     return pairs
+
+
+def _check_batch(y0: Any) -> None:
+    if not isinstance(y0, Tensor) or y0.ndim < 2:
+        raise ValueError("y0: expected one tensor of shape (batch, ...)")
+
+
+def _check_hyper(hyper: Any) -> None:
+    if not isinstance(hyper, HyperSolver):
+        raise TypeError(f"hyper: expected a HyperSolver, found {type(hyper).__name__}")
 
 
 def fit(
@@ -276,8 +291,7 @@ def fit(
     Returns:
         The loss at every step of the optimiser.
     """
-    if not isinstance(hyper, HyperSolver):
-        raise TypeError(f"hyper: expected a HyperSolver, found {type(hyper).__name__}")
+    _check_hyper(hyper)
     check_count("steps", steps)
     pairs = local_errors(hyper, field, y0, ts, args=args, rtol=rtol, atol=atol)
     correction = hyper.correction
@@ -292,15 +306,15 @@ def fit(
                 group["lr"] = 0.5 * lr * (1.0 + math.cos(math.pi * step / steps))
             loss = _mean_residual(correction, [_minibatch(p, batch) for p in pairs])
             optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+            torch.autograd.backward(loss)
+            optimiser.step()  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
             history.append(loss.detach())
     correction.eval()
-    return torch.stack(history).tolist()
+    return numbers(torch.stack(history))
 
 
 def _mean_residual(correction: Correction, pairs: Sequence[Pairs]) -> Tensor:
-    norms = [(p.residual - correction(p.eps, p.z, *p.slopes)).flatten(1).norm(dim=1) for p in pairs]
+    norms = [norm((p.residual - correction(p.eps, p.z, *p.slopes)).flatten(1), dim=1) for p in pairs]
     return torch.cat(norms).mean()
 
 
@@ -309,13 +323,3 @@ def _minibatch(pairs: Pairs, batch: int | None) -> Pairs:
         return pairs
     index = torch.randint(len(pairs.z), (check_count("batch", batch),), device=pairs.z.device)
     return Pairs(pairs.eps, pairs.z[index], tuple(k[index] for k in pairs.slopes), pairs.residual[index])
-
-
-def _base(base: str | ExplicitRungeKutta) -> ExplicitRungeKutta:
-    if isinstance(base, str):
-        if base not in EXPLICIT:
-            raise ValueError(f"base: expected one of {', '.join(EXPLICIT)}, found {base!r}")
-        return EXPLICIT[base]()
-    if not isinstance(base, ExplicitRungeKutta):
-        raise TypeError(f"base: expected the name of an explicit Runge–Kutta method, found {type(base).__name__}")
-    return base

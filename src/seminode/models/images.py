@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ LEVELS = 256
 INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def check_pixels(pixels: Tensor, shape: Sequence[int], levels: int = LEVELS) -> None:
+def check_pixels(pixels: Any, shape: Sequence[int], levels: int = LEVELS) -> None:
     """Raise an error unless pixels are integers in 0, …, levels − 1 of shape (batch, *shape)."""
     if not isinstance(pixels, Tensor):
         raise TypeError(f"pixels: expected a tensor, found {type(pixels).__name__}")

@@ -3,7 +3,7 @@ r"""Multiscale flows on images."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,11 @@ from .images import (
 )
 from .running import Noise, Regulariser
 from .traces import Trace, TraceName
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 
 class MultiscaleCNF(SolvingModule):
@@ -80,7 +85,7 @@ class MultiscaleCNF(SolvingModule):
         noise: Noise | None = None,
         regularisers: Sequence[Regulariser] = (),
         t1: float = 1.0,
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         super().__init__(**options)
         channels, height, width = self.shape = check_shape(shape, check_count("scales", scales))
@@ -184,7 +189,8 @@ class MultiscaleCNF(SolvingModule):
             raise ValueError(f"x: expected shape (batch, {', '.join(map(str, self.shape))}), found {tuple(x.shape)}")
         self._share_options()
         z, log_det = logit(x, self.alpha)
-        delta, totals = -log_det, {}
+        delta = -log_det
+        totals: dict[str, Tensor] = {}
         for i in range(len(self.scales)):
             if i:
                 z = squeeze(z)

@@ -6,18 +6,24 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from .. import paths
 from .._field.checks import check_count, check_flags, check_times
+from .._untyped import numbers
 from ..controllers import Adaptive, Integral
 from ..paths import Path
 from .base import SolvingModule, check_channels
 from .neural_ode import read_out
 from .running import Regulariser, check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 #: Names of the interpolations of the observations.
 PathKind = Literal["linear", "rectilinear", "natural_cubic", "hermite_cubic"]
@@ -120,7 +126,7 @@ class NeuralCDE(SolvingModule):
         intensity: bool = False,
         land: bool = True,
         regularisers: Sequence[Regulariser] = (),
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         super().__init__(**options)
         check_flags(time=time, intensity=intensity, land=land)
@@ -229,16 +235,16 @@ class NeuralCDE(SolvingModule):
             raise ValueError(f"ts: expected increasing times that start at the first knot, {first:g}, found {times}")
         return ts
 
-    def _step_ends(self, control: Path) -> dict[str, Any]:
+    def _step_ends(self, control: Path) -> SolveOptions:
         """Options that make steps end on jumps and, if the controller is adaptive, on the other knots."""
         user_jumps = self.options.get("jumps")
-        jumps = sorted({*control.jumps.tolist(), *map(float, () if user_jumps is None else user_jumps)})
+        jumps = sorted({*numbers(control.jumps), *map(float, () if user_jumps is None else user_jumps)})
         controller = self.options.get("controller") or Integral()
         if not (self.land and control.smooth and isinstance(controller, Adaptive)):
             return {"jumps": jumps}
         return {
             "jumps": jumps,
-            "controller": replace(controller, step_to=[*controller.step_to, *control.bends.tolist()]),
+            "controller": replace(controller, step_to=[*controller.step_to, *numbers(control.bends)]),
         }
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from .._field.checks import check_count, check_number
 from .base import SolvingModule, check_channels, check_end
 from .ends import steer
 from .running import Regulariser, check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 
 class NeuralODE(SolvingModule):
@@ -63,7 +68,7 @@ class NeuralODE(SolvingModule):
         t1: float = 1.0,
         steer: float = 0.0,
         regularisers: Sequence[Regulariser] = (),
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         super().__init__(**options)
         if not callable(field):
@@ -112,16 +117,18 @@ class NeuralODE(SolvingModule):
             return self.lift(x)
         if not self.augment:
             return x
-        if not isinstance(x, Tensor) or x.ndim < 2:
-            raise ValueError(
-                f"x: expected shape (batch, channels, ...) to augment, found {tuple(getattr(x, 'shape', ()))}"
-            )
+        _check_augmentable(x)
         return torch.cat([x, x.new_zeros(x.shape[0], self.augment, *x.shape[2:])], 1)
 
     def extra_repr(self) -> str:
         parts = [f"{name}={value!r}" for name, value in (("augment", self.augment), ("steer", self.steer)) if value]
         parts += [f"regularisers={self.regularisers!r}"] if self.regularisers else []
         return ", ".join([*parts, f"t1={self.t1:g}", *filter(None, [super().extra_repr()])])
+
+
+def _check_augmentable(x: Any) -> None:
+    if not isinstance(x, Tensor) or x.ndim < 2:
+        raise ValueError(f"x: expected shape (batch, channels, ...) to augment, found {tuple(getattr(x, 'shape', ()))}")
 
 
 def read_out(readout: nn.Module | None, zs: Tensor) -> Tensor:

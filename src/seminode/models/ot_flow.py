@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,11 @@ from .._field.checks import check_count
 from ..controllers import FixedStep
 from .base import SolvingModule
 from .cnf import standard_normal_log_prob
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 
 class Derivatives(NamedTuple):
@@ -72,14 +77,14 @@ class Potential(nn.Module):
         u, slope = _sigma(a), torch.tanh(a)
         # σ′ᵢ, and (Kᵢ Jᵢ₋₁)ᵀ of shape (d, batch, m), so that it is one large matrix product
         slopes, KJ = [slope], [self.opening.weight[:, :d].T.unsqueeze(1)]
-        J = slope * KJ[0]
+        jacobian = slope * KJ[0]
         for i, layer in enumerate(self.residual):
             a = layer(u)
             slopes.append(torch.tanh(a))
-            KJ.append(J @ weights[i].T)
+            KJ.append(jacobian @ weights[i].T)
             if i + 1 < len(weights):
                 u = u + self.h * _sigma(a)
-                J = J + self.h * slopes[-1] * KJ[-1]
+                jacobian = jacobian + self.h * slopes[-1] * KJ[-1]
         z = self.w.expand(len(x), -1)
         trace = self.A[:, :d].square().sum().expand(len(x))
         for i in range(len(weights), 0, -1):
@@ -152,7 +157,7 @@ class OTFlow(SolvingModule):
         rank: int | None = None,
         alpha: Sequence[float] = (1.0, 100.0, 5.0),
         steps: int = 8,
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         check_count("steps", steps)
         if not {"solver", "controller"} & set(options):
@@ -179,7 +184,7 @@ class OTFlow(SolvingModule):
         ys = self.solve(self.rates, state, ts, integrals=(False, True, True, True), save="last").ys
         return tuple(leaf[-1] for leaf in ys)
 
-    def _check(self, name: str, x: Tensor) -> Tensor:
+    def _check(self, name: str, x: Any) -> Tensor:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a tensor, found {type(x).__name__}")
         if x.ndim != 2 or x.shape[1] != self.dim:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from .._field.checks import described
 from .products import vjp
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
@@ -77,19 +78,19 @@ class Regulariser(Running):
     weight: float
 
 
-def check_names(regularisers: Sequence[Regulariser], *taken: str) -> tuple[Regulariser, ...]:
+def check_names(regularisers: Any, *taken: str) -> tuple[Regulariser, ...]:
     """Check that all are `Regulariser` objects with distinct names, none of which is in `taken`."""
     if isinstance(regularisers, str) or not isinstance(regularisers, Sequence):
         raise TypeError(f"regularisers: expected a sequence of regularisers, found {type(regularisers).__name__}")
-    for i, regulariser in enumerate(regularisers):
+    checked: list[Regulariser] = []
+    for i, regulariser in enumerate(cast("Sequence[Any]", regularisers)):
         if not isinstance(regulariser, Regulariser):
-            is_class = isinstance(regulariser, type)
-            kind = f"the class {regulariser.__name__}" if is_class else type(regulariser).__name__
-            raise TypeError(f"regularisers[{i}]: expected a Regulariser, found {kind}")
-    names = [*taken, *(regulariser.name for regulariser in regularisers)]
+            raise TypeError(f"regularisers[{i}]: expected a Regulariser, found {described(regulariser)}")
+        checked.append(regulariser)
+    names = [*taken, *(regulariser.name for regulariser in checked)]
     if len(set(names)) < len(names):
         raise ValueError(f"regularisers: expected distinct names, found {names}")
-    return tuple(regularisers)
+    return tuple(checked)
 
 
 def penalty(regularisers: Sequence[Regulariser], costs: dict[str, Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .._field.checks import check_count
 from .._field.pytree import real_dtype
+from .._untyped import eigh, lstsq, numbers, tensordot
 
 
 def legendre(x: Tensor, degree: int) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ def gauss_legendre(n: int) -> tuple[Tensor, Tensor]:
     """
     k = torch.arange(1, check_count("n", n), dtype=torch.float64)
     off_diagonal = k / (4.0 * k * k - 1.0).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
+    nodes, vectors = eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
     return nodes, 2.0 * vectors[0].square()
 
 
@@ -73,9 +74,7 @@ class SpectralTrajectory(nn.Module):
 
     def __init__(self, y0: Tensor, ts: Tensor | Sequence[float], degree: int):
         super().__init__()
-        if not isinstance(y0, Tensor) or not (y0.is_floating_point() or y0.is_complex()):
-            kind = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
-            raise TypeError(f"y0: expected a tensor of a floating-point or complex dtype, found {kind}")
+        _check_start(y0)
         times = [float(t) for t in ts]
         if len(times) < 2 or times[0] == times[-1] or not all(map(math.isfinite, times)):
             raise ValueError(f"ts: expected finite times whose first and last differ, found {times}")
@@ -104,7 +103,7 @@ class SpectralTrajectory(nn.Module):
 
     def evaluate(self, basis: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """z and z′ at the times of a `basis`."""
-        values, slopes = (torch.tensordot(part, self.coefficients, 1) for part in basis)
+        values, slopes = (tensordot(part, self.coefficients, 1) for part in basis)
         return self.y0 + values, slopes
 
     def nodes(self, n: int) -> Tensor:
@@ -129,10 +128,16 @@ class SpectralTrajectory(nn.Module):
             powers = torch.arange(1, self.degree + 1, device=basis.device).to(basis.dtype)
             ridge = torch.diag(math.sqrt(smoothing * len(ts)) * (powers / self.degree) ** 2)
             basis, target = torch.cat([basis, ridge]), torch.cat([target, target.new_zeros(self.degree, len(target.T))])
-        self.coefficients.copy_(torch.linalg.lstsq(basis, target).solution.reshape(self.coefficients.shape))
+        self.coefficients.copy_(lstsq(basis, target)[0].reshape(self.coefficients.shape))
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.y0.shape)}, t0={self.t0:g}, t1={self.t1:g}, degree={self.degree}"
+
+
+def _check_start(y0: Any) -> None:
+    if not isinstance(y0, Tensor) or not (y0.is_floating_point() or y0.is_complex()):
+        kind = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
+        raise TypeError(f"y0: expected a tensor of a floating-point or complex dtype, found {kind}")
 
 
 def residual(field: Callable[..., Any], trajectory: SpectralTrajectory, t: Tensor, vectorise: bool = True) -> Tensor:
@@ -232,7 +237,7 @@ def train_spectral(
             decay = 0.5 * (1.0 + math.cos(math.pi * step / steps))
             for optimiser, initial_lr, count in zip(optimisers, initial_lrs, rounds, strict=True):
                 optimiser.param_groups[0]["lr"] = initial_lr * decay
-                tensors = optimiser.param_groups[0]["params"]
+                tensors: list[nn.Parameter] = optimiser.param_groups[0]["params"]
                 for _ in range(count):
                     difference = _residual(field, times, *trajectory.evaluate(basis), vectorise)
                     mean_residual = difference.abs().square().mean()
@@ -241,11 +246,11 @@ def train_spectral(
                     # Gradients of this optimiser's tensors only: the others are held fixed.
                     for p, grad in zip(tensors, torch.autograd.grad(total, tensors, allow_unused=True), strict=True):
                         p.grad = grad
-                    optimiser.step()
+                    optimiser.step()  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
                     optimiser.zero_grad()
                     losses = tuple(x.detach() for x in (total, data_loss, mean_residual))
             history.append(torch.stack(losses))
-    return [SpectralLoss(*row) for row in torch.stack(history).tolist()]
+    return [SpectralLoss(*numbers(row)) for row in torch.stack(history).cpu()]
 
 
 def _check(field: Any, trajectory: Any, gamma: float, rounds: Sequence[int]) -> None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .._field.checks import check_count
+from .._untyped import solve_ex
 from .base import SolvingModule, check_channels, check_hidden
 from .hamiltonian import mlp
 from .products import vjp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..solve import SolveOptions
 
 
 def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
     """A⁻¹b for symmetric A of shape (…, n, n) and b of shape (…, n, 1)."""
     if A.shape[-1] != 2:
-        return torch.linalg.solve_ex(A, b)[0]  # unlike `solve`, it does not synchronise with the device
+        return solve_ex(A, b)[0]  # unlike `solve`, it does not synchronise with the device
     a, o, _, c = A.flatten(-2).unbind(-1)
-    adjugate = torch.stack((c, -o, -o, a), -1).unflatten(-1, (2, 2))
+    adjugate = torch.unflatten(torch.stack((c, -o, -o, a), -1), -1, (2, 2))
     return adjugate @ b / (a * c - o * o)[..., None, None]
 
 
@@ -65,7 +71,7 @@ class SymplecticField(nn.Module):
 
     def factor(self, entries: Tensor) -> Tensor:
         """L, of shape (…, n, n), from the outputs of the network `inverse_mass`."""
-        return (entries @ self.places).unflatten(-1, (self.dof, self.dof))
+        return torch.unflatten(entries @ self.places, -1, (self.dof, self.dof))
 
     def squared(self, L: Tensor) -> Tensor:
         """LLᵀ + ε I."""
@@ -77,17 +83,18 @@ class SymplecticField(nn.Module):
 
     def actuation(self, angles: Tensor) -> Tensor:
         """g, of shape (…, n, inputs)."""
-        return self.input_matrix(angles).unflatten(-1, (self.dof, self.inputs))
+        return torch.unflatten(self.input_matrix(angles), -1, (self.dof, self.inputs))
 
     def turning(self, x: Tensor) -> Tensor:
         """∂(cos q, sin q)/∂q = (−sin q, cos q), of shape (…, 2, n)."""
         n = self.dof
-        return torch.cat((-x[..., n : 2 * n], x[..., :n]), -1).unflatten(-1, (2, n))
+        return torch.unflatten(torch.cat((-x[..., n : 2 * n], x[..., :n]), -1), -1, (2, n))
 
     def force(self, x: Tensor) -> Tensor:
         """∂V/∂q, of shape (…, n): the torques that balance the potential."""
         V, vjp_fn = vjp(self.potential, x[..., : 2 * self.dof])
-        return (self.turning(x) * vjp_fn(torch.ones_like(V))[0].unflatten(-1, (2, self.dof))).sum(-2)
+        grad = torch.unflatten(vjp_fn(torch.ones_like(V))[0], -1, (2, self.dof))
+        return (self.turning(x) * grad).sum(-2)
 
     def energy(self, x: Tensor) -> Tensor:
         """H = ½ q′ᵀM q′ + V, of shape (…)."""
@@ -97,11 +104,14 @@ class SymplecticField(nn.Module):
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         n = self.dof
-        angles, w, u = x.split((2 * n, n, self.inputs), -1)
+        angles, w, u = torch.split(x, [2 * n, n, self.inputs], -1)
         turning = self.turning(x)
         dangles = (turning * w.unsqueeze(-2)).flatten(-2)
 
-        (entries, V), vjp_fn = vjp(lambda c: (self.inverse_mass(c), self.potential(c)), angles)
+        def entries_and_potential(angles: Tensor) -> tuple[Tensor, Tensor]:
+            return self.inverse_mass(angles), self.potential(angles)
+
+        (entries, V), vjp_fn = vjp(entries_and_potential, angles)
         L = self.factor(entries)
         p = solve_symmetric(self.squared(L), w.unsqueeze(-1))
 
@@ -110,10 +120,14 @@ class SymplecticField(nn.Module):
         # derivatives `torch.compile` supports.
         v = L.mT @ p
         ones = torch.ones_like(V)
-        dH, jvp_fn = vjp(lambda k: vjp_fn((k, ones))[0], (p * v.mT).flatten(-2) @ self.places.mT)
+
+        def vjp_to_angles(cotangent: Tensor) -> Tensor:
+            return vjp_fn((cotangent, ones))[0]
+
+        dH, jvp_fn = vjp(vjp_to_angles, (p * v.mT).flatten(-2) @ self.places.mT)
         dL = self.factor(jvp_fn(dangles)[0])
 
-        dV = (turning * dH.unflatten(-1, (2, n))).sum(-2)
+        dV = (turning * torch.unflatten(dH, -1, (2, n))).sum(-2)
         dp = self.actuation(angles) @ u.unsqueeze(-1) - dV.unsqueeze(-1)
         # q″ = M⁻¹p′ + (dM⁻¹/dt) p with dM⁻¹/dt = dL Lᵀ + L dLᵀ
         dw = L @ (L.mT @ dp + dL.mT @ p) + self.floor * dp + dL @ v
@@ -169,7 +183,7 @@ class SymplecticODENet(SolvingModule):
         input_hidden: Sequence[int] = (300, 300),
         floor: float = 0.1,
         activation: Callable[[], nn.Module] = nn.Softplus,
-        **options: Any,
+        **options: Unpack[SolveOptions],
     ):
         super().__init__(**options)
         self.dof = check_count("dof", dof)

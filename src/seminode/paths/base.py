@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from .knots import Times, check_coefficients, check_index
+from .._untyped import numbers, unique
+from .knots import Lengths, Times, check_coefficients, check_index
+
+#: At a knot, whether a derivative is that of the piece before it or after it.
+Side = Literal["left", "right"]
 
 #: The keys of the state dict of a path.
 STATE = {"coefficients", "times", "lengths", "smooth", "shared", "kind"}
@@ -82,7 +86,8 @@ class Path:
         self.batch_shape = batch
         self.shared = times.ndim == 1 if shared is None else shared
         ends = torch.stack((times.detach().min(), times.detach().max()))
-        self.interval: tuple[float, float] = tuple(ends.tolist())
+        t0, t1 = numbers(ends)
+        self.interval = (t0, t1)
         if not self.shared:
             powers = _with_constant_ends(times, powers)
         # The piece is the first axis, so that the numbers of one evaluation are contiguous.
@@ -102,7 +107,7 @@ class Path:
         coefficients: Tensor,
         times: Times = None,
         *,
-        lengths: Any = None,
+        lengths: Lengths = None,
         smooth: bool = False,
         kind: str = "path",
     ) -> Path:
@@ -122,10 +127,7 @@ class Path:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Path:
         """Make a path from its `state_dict()`."""
-        if not isinstance(state, Mapping) or set(state) != STATE:
-            keys = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"state: expected a dict with the keys {', '.join(sorted(STATE))}, found {keys or 'none'}")
-        state = dict(state)
+        state = _checked_state(state)
         if state.pop("shared") or state["times"].ndim > 1:
             return cls.from_coefficients(**state)
         # A single series of a batch with different times: as a batch of one, its times may be padded.
@@ -196,7 +198,7 @@ class Path:
             total = torch.addcmul(c, u, total)
         return torch.addcmul(value, u, total)
 
-    def derivative(self, t: float | Tensor, side: str = "left") -> Tensor:
+    def derivative(self, t: float | Tensor, side: Side = "left") -> Tensor:
         """dX/dt(t), with the shapes of `evaluate`.
 
         At a knot the two pieces may have different slopes. `side="left"` takes the piece before the knot,
@@ -284,7 +286,7 @@ class Path:
 
     def _inner(self, times: Tensor) -> Tensor:
         t0, t1 = self.interval
-        times = times.unique()
+        times = unique(times)
         return times[(times > t0) & (times < t1)]
 
     def _time(self, t: float | Tensor) -> Tensor:
@@ -299,7 +301,7 @@ class Path:
             raise ValueError(f"t: expected a number or shape {shapes}, found {tuple(t.shape)}")
         return t
 
-    def _piece(self, t: Tensor, side: str) -> Tensor:
+    def _piece(self, t: Tensor, side: Side) -> Tensor:
         """The index of the piece for each time: of the shape of t, or (T?, batch...) if it depends on the series."""
         if side not in ("left", "right"):
             raise ValueError(f"side: expected 'left' or 'right', found {side!r}")
@@ -340,6 +342,17 @@ class Path:
         u = (t - starts).to(self._values.dtype)
         rest = 1 if self._own(index) else len(self.batch_shape) + 1
         return u.reshape(*u.shape, *(1 for _ in range(rest)))
+
+
+def _checked_state(state: Any) -> dict[str, Any]:
+    if isinstance(state, Mapping):
+        entries = dict(cast("Mapping[str, Any]", state))
+        if set(entries) == STATE:
+            return entries
+        keys = ", ".join(map(str, entries)) or "none"
+    else:
+        keys = type(state).__name__
+    raise ValueError(f"state: expected a dict with the keys {', '.join(sorted(STATE))}, found {keys}")
 
 
 def _clocks(device: torch.device) -> tuple[torch.dtype, ...]:

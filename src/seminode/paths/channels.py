@@ -6,15 +6,13 @@ arXiv:2005.08926).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .knots import Times, check_lengths, check_times, check_values
+from .knots import Lengths, Times, check_lengths, check_times, check_values
 
 
-def append_time(x: Tensor, times: Times = None, *, lengths: Any = None) -> Tensor:
+def append_time(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> Tensor:
     """Insert time as channel 0: (batch..., K, 1 + channels).
 
     The solution of a CDE does not depend on the parametrisation of its control. It depends on time only if time is a

@@ -6,17 +6,15 @@ X = x₀ + k₀·u + (3s − 2k₀ − k₁)/h·u² + (k₀ + k₁ − 2s)/h²·
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .base import Path
-from .knots import Knots, Times, check_knots
+from .knots import Knots, Lengths, Times, check_knots
 from .missing import check_observed, filled_forward, filled_linearly, neighbours
 
 
-def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
+def natural_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> Path:
     """The natural cubic spline through the observations: twice continuously differentiable, with X″ = 0 at both ends.
 
     Every value depends on all observations, including later ones, so do not use it for online predictions.
@@ -47,7 +45,7 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Pat
     return _through(Knots(knots.times, values, knots.lengths), derivatives, "natural cubic")
 
 
-def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
+def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> Path:
     """The cubic spline whose derivative at a knot is the slope of the straight line from the previous knot.
 
     This is the cubic Hermite spline with backward differences. It is continuously differentiable. Each piece depends on

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._untyped import integers
+
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 Times = Tensor | Sequence[float] | None
+Lengths = Tensor | Sequence[int] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,11 +156,12 @@ def check_index(index: Any, batch: torch.Size, device: torch.device) -> Any:
     if not batch:
         raise TypeError("index: expected a path with a batch axis, found the path of a single series")
     size = batch[0]
+    checked: Any = index
     if isinstance(index, slice):
         count = len(range(size)[index])
     else:
+        kind: Any = tuple(index.shape) if isinstance(index, Tensor) else type(index).__name__
         if isinstance(index, str | tuple) or (isinstance(index, Tensor) and index.ndim > 1):
-            kind = tuple(index.shape) if isinstance(index, Tensor) else type(index).__name__
             raise TypeError(f"index: expected an integer, a slice, or a sequence of integers, found {kind}")
         index = _tensor("index", index).to(device)
         if index.is_floating_point() or index.is_complex() or (index.dtype == torch.bool and index.shape != (size,)):
@@ -167,10 +171,10 @@ def check_index(index: Any, batch: torch.Size, device: torch.device) -> Any:
         if bool(wrong.any()):
             raise IndexError(f"index: expected numbers from {-size} to {size - 1}, found {int(index[wrong][0])}")
         count = index.numel()
-        index = int(index) if index.ndim == 0 else index
+        checked = int(index) if index.ndim == 0 else index
     if count == 0:
         raise ValueError("index: expected at least one series, found none")
-    return index
+    return checked
 
 
 def _check_increasing(times: Tensor, solving: torch.dtype, lengths: Tensor | None) -> None:
@@ -204,4 +208,4 @@ def _tensor(name: str, numbers: Any, dtype: torch.dtype | None = None) -> Tensor
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:
-    return tuple(mask.nonzero()[0].tolist())
+    return tuple(integers(mask.nonzero()[0]))

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..errors import warn
 from .base import Path
-from .knots import Knots, Times, check_knots
+from .knots import Knots, Lengths, Times, check_knots
 from .missing import check_observed, filled_forward, filled_linearly
 
 
-def linear(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
+def linear(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> Path:
     """The path along straight lines through the observations.
 
     dX/dt is constant between knots and discontinuous at the knots. Where a channel is missing (NaN), it follows the
@@ -41,7 +41,7 @@ def linear(x: Tensor, times: Times = None, *, lengths: Any = None) -> Path:
     return _through(Knots(knots.times, filled_linearly(knots), knots.lengths), "linear")
 
 
-def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, lengths: Any = None) -> Path:
+def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, lengths: Lengths = None) -> Path:
     """The path parallel to the axes through the observations: first the time channel changes, then the values.
 
     Between two observations a knot is added. There the time channel has the new value and the other channels still have
@@ -67,8 +67,7 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
     """
     knots = check_knots(x, times, lengths)
     channels = x.shape[-1]
-    if not isinstance(time_channel, int) or isinstance(time_channel, bool) or not -channels <= time_channel < channels:
-        raise ValueError(f"time_channel: expected the index of one of {channels} channels, found {time_channel!r}")
+    _check_channel(time_channel, channels)
     check_observed(knots)
     unknown = knots.values[..., time_channel].isnan()
     inside = knots.inside()
@@ -86,6 +85,11 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
     both = torch.stack((values[:-1], moved), 1).flatten(0, 1)
     more = None if knots.lengths is None else 2 * knots.lengths - 1
     return _through(Knots(_halved(knots.times, times is None), torch.cat((both, values[-1:])), more), "rectilinear")
+
+
+def _check_channel(index: Any, channels: int) -> None:
+    if not isinstance(index, int) or isinstance(index, bool) or not -channels <= index < channels:
+        raise ValueError(f"time_channel: expected the index of one of {channels} channels, found {index!r}")
 
 
 def _halved(times: Tensor, doubled: bool) -> Tensor:

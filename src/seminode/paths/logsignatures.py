@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .._field.checks import check_count, check_number
 from .base import Path
-from .knots import Times, check_values
+from .knots import Lengths, Times, check_values
 from .linear import linear
 from .lyndon import bracket_terms, lyndon_words
 
 Levels = list[Tensor]
 
+#: Bases of the free Lie algebra.
+Basis = Literal["words", "brackets"]
 
-def logsignature(x: Tensor, depth: int, basis: str = "words") -> Tensor:
+
+def logsignature(x: Tensor, depth: int, basis: Basis = "words") -> Tensor:
     """The log-signature of the piecewise linear path through x: (batch..., logsignature_channels).
 
     With increments Δᵢ, this is log(exp Δ₁ ⊗ exp Δ₂ ⊗ …) in the tensor algebra truncated at `depth`. The first level is
@@ -50,7 +53,7 @@ def logsignature(x: Tensor, depth: int, basis: str = "words") -> Tensor:
 
 
 def logsignature_windows(
-    x: Tensor, depth: int, window_length: float, times: Times = None, *, lengths: Any = None, basis: str = "words"
+    x: Tensor, depth: int, window_length: float, times: Times = None, *, lengths: Lengths = None, basis: Basis = "words"
 ) -> Tensor:
     """The cumulative sums of the log-signatures of windows: the knots of a control, (batch..., W + 1, channels′).
 
@@ -78,7 +81,7 @@ def logsignature_windows(
         raise ValueError("window_length: expected a number above 0, found 0")
     path = linear(x, times, lengths=lengths)
     points = _points(path, float(window_length))  # (W, S) or (W, S, batch...)
-    values = path.evaluate(points.flatten(0, 1)).unflatten(0, points.shape[:2])
+    values = torch.unflatten(path.evaluate(points.flatten(0, 1)), 0, points.shape[:2])
     steps = values.diff(dim=1).movedim((0, 1), (-3, -2))  # (batch..., W, S − 1, channels)
     windows = _of_increments(steps, depth, basis)
     start = values[0, 0].unsqueeze(-2)
@@ -103,20 +106,21 @@ def _points(path: Path, window_length: float) -> Tensor:
     beyond = torch.searchsorted(places, wanted[..., 1:].contiguous())
     most = int((beyond - first).max().clamp(min=0))
     index = first.unsqueeze(-1) + torch.arange(most, device=times.device)  # (batch..., W, S − 2)
-    knots = times.gather(-1, index.clamp(max=times.shape[-1] - 1).flatten(-2)).unflatten(-1, index.shape[-2:])
+    flat = times.gather(-1, index.clamp(max=times.shape[-1] - 1).flatten(-2))
+    knots = torch.unflatten(flat, -1, index.shape[-2:])
     start, end = (edge.unsqueeze(-1).expand(*knots.shape[:-1], 1) for edge in (edges[:-1], edges[1:]))
     points = torch.cat((start, torch.where(index < beyond.unsqueeze(-1), knots, end), end), -1)
     return points.movedim((-2, -1), (0, 1))
 
 
-def _of_increments(steps: Tensor, depth: int, basis: str) -> Tensor:
+def _of_increments(steps: Tensor, depth: int, basis: Basis) -> Tensor:
     """The log-signature of increments (..., n, channels)."""
     if basis not in ("words", "brackets"):
         raise ValueError(f"basis: expected 'words' or 'brackets', found {basis!r}")
     channels = steps.shape[-1]
     levels = _log(_signature(steps, depth))
     words = lyndon_words(channels, depth)
-    chosen = []
+    chosen: list[Tensor] = []
     for k, level in enumerate(levels, 1):
         letters = torch.tensor([w for w in words if len(w) == k], dtype=torch.int64, device=steps.device)
         if len(letters) > 0:  # a single channel has only one Lyndon word
@@ -143,7 +147,7 @@ def _signature(steps: Tensor, depth: int) -> Levels:
 
 def _times_exponential(levels: Levels, step: Tensor) -> Levels:
     """S ⊗ exp Δ, level by level: Σᵢ Sᵢ ⊗ Δᵏ⁻ⁱ/(k − i)!, by Horner's rule."""
-    product = []
+    product: Levels = []
     for k in range(1, len(levels) + 1):
         total = step / k
         for i in range(1, k):
@@ -163,7 +167,7 @@ def _log(levels: Levels) -> Levels:
 
 def _product(x: Sequence[Tensor], number: float, y: Sequence[Tensor]) -> Levels:
     """x ⊗ (number + y), truncated."""
-    product = []
+    product: Levels = []
     for k in range(1, len(x) + 1):
         total = number * x[k - 1]
         for i in range(1, k):

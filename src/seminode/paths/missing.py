@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._untyped import integers
 from .knots import Knots
 
 
@@ -14,7 +15,7 @@ def check_observed(knots: Knots) -> None:
         return
     never = ~knots.observed.any(0)
     if bool(never.any()):
-        *series, channel = never.nonzero()[0].tolist()
+        *series, channel = integers(never.nonzero()[0])
         where = ", ".join(map(str, (*series, ":", channel)))
         named = f"series {_plain(series)}, channel {channel}" if series else f"channel {channel}"
         more = int(never.sum()) - 1

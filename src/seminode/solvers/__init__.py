@@ -13,6 +13,7 @@ from .explicit import (
     Dopri5,
     Dopri8,
     Euler,
+    ExplicitName,
     ExplicitRungeKutta,
     Fehlberg2,
     Heun,
@@ -22,20 +23,7 @@ from .explicit import (
 )
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 
-SolverName = Literal[
-    "euler",
-    "midpoint",
-    "heun",
-    "ralston",
-    "rk4",
-    "bosh3",
-    "adaptive_heun",
-    "fehlberg2",
-    "dopri5",
-    "tsit5",
-    "dopri8",
-    "reversible_heun",
-]
+SolverName = Literal[ExplicitName, "reversible_heun"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeun}
@@ -48,6 +36,7 @@ __all__ = [
     "Dopri5",
     "Dopri8",
     "Euler",
+    "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
     "Heun",

@@ -17,7 +17,7 @@ Memory = Any
 class Evaluate(Protocol):
     """Evaluates the field inside a step: at node c of the step and state y, as evaluation number `stage`."""
 
-    def __call__(self, c: float, y: Tensor, *, stage: int) -> Tensor: ...
+    def __call__(self, c: float, y: Tensor, /, *, stage: int) -> Tensor: ...
 
 
 class StepResult(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,20 @@ from .. import tableaux
 from .._stepping.combination import SparseWeights, StepSize, combine, scaled_sum, sparse
 from ..tableaux import Tableau
 from .base import Evaluate, Solver, StepResult
+
+ExplicitName = Literal[
+    "euler",
+    "midpoint",
+    "heun",
+    "ralston",
+    "rk4",
+    "bosh3",
+    "adaptive_heun",
+    "fehlberg2",
+    "dopri5",
+    "tsit5",
+    "dopri8",
+]
 
 
 def runge_kutta_step(
@@ -74,7 +88,8 @@ class ExplicitRungeKutta(Solver):
     """An explicit Runge–Kutta method given by its [`Tableau`][seminode.tableaux.Tableau]."""
 
     tableau: ClassVar[Tableau]
-    _later: ClassVar[tuple[tuple[float, SparseWeights], ...]]
+    #: Node cᵢ and row aᵢ of every stage but the first.
+    later_stages: ClassVar[tuple[tuple[float, SparseWeights], ...]]
     _weights: ClassVar[SparseWeights]
     _error_weights: ClassVar[SparseWeights]
 
@@ -90,7 +105,7 @@ class ExplicitRungeKutta(Solver):
         # Without the end slope's row where it is zero: then a polynomial costs no evaluation.
         cls.interpolant_order = tableau.interpolant_order
         cls.interpolant = tableau.interpolant[: None if tableau.interpolant_reads_end else -1]
-        cls._later = tuple((c, sparse(row)) for c, row in zip(tableau.c[1:], tableau.a[1:], strict=True))
+        cls.later_stages = tuple((c, sparse(row)) for c, row in zip(tableau.c[1:], tableau.a[1:], strict=True))
         cls._weights = sparse(tableau.b)
         cls._error_weights = sparse(tableau.e or ())
 
@@ -100,13 +115,13 @@ class ExplicitRungeKutta(Solver):
 
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Tensor | None) -> StepResult:
         k1 = evaluate(0.0, y0, stage=0) if memory is None else memory
-        return StepResult(*runge_kutta_step(self._later, self._weights, evaluate, dt, y0, k1))
+        return StepResult(*runge_kutta_step(self.later_stages, self._weights, evaluate, dt, y0, k1))
 
     def vjp(
         self, stage_vjp: Callable[[int, Tensor], Tensor], dt: float, adj_y1: Tensor, adj_slopes: Sequence[Tensor | None]
     ) -> Tensor:
         """The cotangent of y0 from those of y1 and of the slopes; see `runge_kutta_vjp`."""
-        return runge_kutta_vjp(self._later, self._weights, stage_vjp, dt, adj_y1, adj_slopes)
+        return runge_kutta_vjp(self.later_stages, self._weights, stage_vjp, dt, adj_y1, adj_slopes)
 
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
@@ -187,7 +202,19 @@ class Dopri8(ExplicitRungeKutta):
     tableau = tableaux.DOPRI8
 
 
+#: Explicit Runge–Kutta methods by name.
 EXPLICIT: dict[str, type[ExplicitRungeKutta]] = {
     kind.tableau.name: kind
     for kind in (Euler, Midpoint, Heun, Ralston, RK4, Bosh3, AdaptiveHeun, Fehlberg2, Dopri5, Tsit5, Dopri8)
 }
+
+
+def check_base(base: Any) -> ExplicitRungeKutta:
+    """The explicit Runge–Kutta method that another method builds on, given by name or as an object."""
+    if isinstance(base, str):
+        if base not in EXPLICIT:
+            raise ValueError(f"base: expected one of {', '.join(EXPLICIT)}, found {base!r}")
+        return EXPLICIT[base]()
+    if not isinstance(base, ExplicitRungeKutta):
+        raise TypeError(f"base: expected the name of an explicit Runge–Kutta method, found {type(base).__name__}")
+    return base

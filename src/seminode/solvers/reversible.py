@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._stepping.combination import MovingStep, StepSize, length, scaled_sum, sparse
 from .base import Evaluate, Solver, StepResult
-from .explicit import EXPLICIT, ExplicitRungeKutta, runge_kutta_step
+from .explicit import ExplicitName, ExplicitRungeKutta, check_base, runge_kutta_step
 
 #: What a step adds to one copy of the state, as a function of the other.
 Increment = Callable[[Evaluate, Tensor], Tensor]
@@ -150,19 +150,11 @@ class ReversibleRK(ReversibleSolver):
     McCallum and Foster, *Efficient, accurate and stable gradients for neural ODEs* (2024).
     """
 
-    def __init__(self, base: str | ExplicitRungeKutta = "dopri5", coupling: float = 0.999):
-        if isinstance(base, str):
-            if base not in EXPLICIT:
-                raise ValueError(f"base: expected one of {', '.join(EXPLICIT)}, found {base!r}")
-            base = EXPLICIT[base]()
-        if not isinstance(base, ExplicitRungeKutta):
-            raise TypeError(f"base: expected the name of an explicit Runge–Kutta method, found {type(base).__name__}")
-        if isinstance(coupling, bool) or not isinstance(coupling, float | int) or not 0.0 < coupling <= 1.0:
-            raise ValueError(f"coupling: expected a number in (0, 1], found {coupling!r}")
-        self.base = base
-        self.coupling = float(coupling)
+    def __init__(self, base: ExplicitName | ExplicitRungeKutta = "dopri5", coupling: float = 0.999):
+        self.base = base = check_base(base)
+        self.coupling = _check_coupling(coupling)
         tableau = base.tableau
-        self._later, self._weights = base._later, base._weights
+        self._later, self._weights = base.later_stages, sparse(tableau.b)
         self._error_weights = sparse(tableau.e or ())
         self.order, self.error_order = base.order, base.error_order
         # Slopes: the stages of Ψ(t₀, z₀, dt), f(t₁, y₁) in place of its end slope, and what the coupling adds.
@@ -241,6 +233,12 @@ class ReversibleRK(ReversibleSolver):
 
     def __hash__(self) -> int:
         return hash((self.base, self.coupling))
+
+
+def _check_coupling(coupling: Any) -> float:
+    if isinstance(coupling, bool) or not isinstance(coupling, float | int) or not 0.0 < coupling <= 1.0:
+        raise ValueError(f"coupling: expected a number in (0, 1], found {coupling!r}")
+    return float(coupling)
 
 
 def _reversed(dt: StepSize) -> StepSize:

@@ -35,7 +35,8 @@ def pendulum_symoden(**options: Any) -> SymplecticODENet:
     >>> sum(p.numel() for p in pendulum_symoden().parameters())
     509108
     """
-    return SymplecticODENet(**{"rtol": 1e-4, "atol": 1e-4, "adjoint": Backsolve(), **options})
+    options = {"rtol": 1e-4, "atol": 1e-4, "adjoint": Backsolve(), **options}
+    return SymplecticODENet(**options)
 
 
 def mnist_flow(hidden: int = 32, **options: Any) -> MultiscaleCNF:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._stepping.schedule import Plan
 from ...norms import ErrorNorm
+from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
 from ..graph import Capture
 from .saving import SavingEvaluation, SavingPrograms
@@ -123,8 +124,10 @@ def saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEval
 
 
 def saving_programs(
-    capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
+    capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
 ) -> Any:
+    assert isinstance(solver, ExplicitRungeKutta)  # a field is captured for no others
+
     def make() -> Any:
         at = saving_evaluation(capture, wanted, y)
         if not large(capture):
@@ -134,7 +137,9 @@ def saving_programs(
     return capture.graph.program(("saving", solver, key_of(error), wanted, slopes), make)
 
 
-def vjp_program(capture: Capture, solver: ExplicitRungeKutta, wanted: Wanted, y: Tensor, slopes: bool) -> Any:
+def vjp_program(capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool) -> Any:
+    assert isinstance(solver, ExplicitRungeKutta)  # a field is captured for no others
+
     def make() -> Any:
         if not large(capture):
             return VJPProgram(capture, solver, wanted, y, slopes)

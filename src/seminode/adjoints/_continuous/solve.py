@@ -107,10 +107,10 @@ class BackwardSolve:
         )
         self.error = self._error_norm() if method.controller.adaptive else None
         self.programs = self._find_programs()
-        lowest = [float(torch.as_tensor(x).min()) for x in (method.rtol, method.atol)]
+        rtol, atol = (float(torch.as_tensor(x).min()) for x in (method.rtol, method.atol))
         evaluate = IntegrandEvaluator(self.system, self.log, self.y0)
         self.integral = integral(
-            IntegralContext(self.system, method.solver, evaluate, self.programs, *lowest, self.field.eps)
+            IntegralContext(self.system, method.solver, evaluate, self.programs, rtol, atol, self.field.eps)
         )
         self.engine = self._engine()
         # Fixed steps have no tolerance to measure with: a hundredth is too much then.

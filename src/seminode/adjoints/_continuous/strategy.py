@@ -15,7 +15,7 @@ from ..._stepping.engine import Engine
 from ..._stepping.problem import Problem
 from ...controllers import Controller, PrescribedSteps
 from ...norms import Norm
-from ...solvers.base import Solver
+from ...solvers import Solver, SolverName
 from ...solvers.reversible import ReversibleSolver
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients
 from .dense_state import DenseState
@@ -41,7 +41,7 @@ class ContinuousAdjoint(FunctionAdjoint):
 
     rtol: Any = None
     atol: Any = None
-    solver: str | Solver | None = None
+    solver: SolverName | Solver | None = None
     controller: Controller | None = None
     max_steps: int | None = None
 

@@ -137,14 +137,14 @@ class AdjointSystem:
         first = int(self.with_time)
         return self.reduction.restore(parts[first], z), self.reduction.restore(parts[first + 1], a)
 
-    def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+    def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """a_t and a_θ, where they are solved for."""
         parts = w.split(self._sizes)
         if not self.integrals_in_state:
             return None, []
         a_t = parts[0].real.reshape(()) if self.with_time else None
         sums = parts[len(parts) - len(self.targets) :]
-        found = []
+        found: list[Tensor | None] = []
         for s, x in zip(sums, self.targets, strict=True):
             if x.is_complex() and not s.is_complex():
                 s = torch.view_as_complex(s.reshape(*x.shape, 2).clone())  # whose place in memory may not be even

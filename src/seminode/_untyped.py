@@ -1,0 +1,39 @@
+"""Functions of torch that it leaves without types, with their types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+vector_norm: Callable[..., Tensor] = torch.linalg.vector_norm
+eigh: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.eigh
+#: The solution comes first.
+lstsq: Callable[[Tensor, Tensor], tuple[Tensor, ...]] = torch.linalg.lstsq
+
+
+#: The solution, and whether the factorisation failed.
+solve_ex: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.linalg.solve_ex
+norm: Callable[..., Tensor] = torch.norm
+tensordot: Callable[..., Tensor] = torch.tensordot
+unique: Callable[[Tensor], Tensor] = torch.unique
+device_properties: Callable[[torch.device], Any] = torch.cuda.get_device_properties
+#: The value and the tangent of a tensor under forward-mode differentiation.
+unpack_dual: Callable[[Tensor], tuple[Tensor, Tensor | None]] = torch.autograd.forward_ad.unpack_dual
+
+
+def numbers(x: Tensor) -> list[float]:
+    """The entries of a tensor of one dimension, on the host."""
+    return x.tolist()
+
+
+def integers(x: Tensor) -> list[int]:
+    """The entries of an integer tensor of one dimension, on the host."""
+    return x.tolist()
+
+
+def register_hook(x: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call a function with the gradient of a tensor when it is computed."""
+    x.register_hook(hook)
