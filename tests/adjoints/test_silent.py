@@ -240,6 +240,33 @@ def used_in_the_middle(way: Way) -> list[Tensor | None]:
     return gradients(sol.ys[-1].sum(), [h, p])
 
 
+def in_the_middle(way: Way, w: Tensor, p: Tensor) -> Tensor:
+    """Where w is nested too deep to be within reach of the field."""
+    nested: Any = w
+    for _ in range(10):
+        nested = [nested]
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        if not 0.3 < t < 0.7:
+            return y * p
+        found = nested
+        while isinstance(found, list):
+            found = found[0]
+        return y * found
+
+    return way.solve(field, number([1.0]), [0.0, 1.0], jumps=[0.3, 0.7]).ys[-1].sum()
+
+
+def hidden_in_the_middle(way: Way) -> list[Tensor | None]:
+    p, h = leaf(-0.3), leaf(0.8)
+    return gradients(in_the_middle(way, h.sin(), p), [h, p])
+
+
+def hidden_leaf_in_the_middle(way: Way) -> list[Tensor | None]:
+    p, w = leaf(-0.3), leaf(0.8)
+    return gradients(in_the_middle(way, w, p), [w, p])
+
+
 def third_derivative(way: Way) -> list[Tensor | None]:
     w, y = leaf(0.2), leaf([1.0])
     out = way.solve(lambda t, y: -w * y**2, y, [0.0, 1.0]).ys[-1].sum()
@@ -407,12 +434,16 @@ CASES = {
     "a loss that reads sol.ts": Case(times_in_the_loss, [[1.0, 1.0, 1.0]]),
     "a loss that reads the last time": Case(last_time_in_the_loss, [[0.0, 0.0, 1.0]]),
     "t inside save": Case(times_in_save, [[1.0, 1.0, 1.0]]),
-    "a weight made in the first evaluation": Case(weight_made_first, [math.cos(0.3) * e(math.sin(0.3))], UNDETECTED),
-    "a weight made in a later evaluation": Case(weight_made_later, [BOTH_PARTS], UNDETECTED),
-    "an attribute made in a later evaluation": Case(attribute_made_later, [BOTH_PARTS], UNDETECTED),
-    "parametrize.cached()": Case(cached_parametrization, of_parametrization, UNDETECTED),
-    "a tensor used in the middle only": Case(
-        used_in_the_middle, [0.4 * math.cos(0.8) * MIDDLE, 0.6 * MIDDLE], UNDETECTED
+    "a weight made in the first evaluation": Case(weight_made_first, [math.cos(0.3) * e(math.sin(0.3))]),
+    "a weight made in a later evaluation": Case(weight_made_later, [BOTH_PARTS]),
+    "an attribute made in a later evaluation": Case(attribute_made_later, [BOTH_PARTS]),
+    "parametrize.cached()": Case(cached_parametrization, of_parametrization),
+    "a tensor used in the middle only": Case(used_in_the_middle, [0.4 * math.cos(0.8) * MIDDLE, 0.6 * MIDDLE]),
+    "a hidden tensor used in the middle only": Case(
+        hidden_in_the_middle, [0.4 * math.cos(0.8) * MIDDLE, 0.6 * MIDDLE], UNDETECTED
+    ),
+    "a hidden leaf used in the middle only": Case(
+        hidden_leaf_in_the_middle, [0.4 * e(0.14), 0.6 * e(0.14)], UNDETECTED
     ),
     "a third derivative": Case(third_derivative, of_third_derivative, FIRST_ONLY),
     "a 0-d state": Case(zero_dimensional, [e(-1)]),
