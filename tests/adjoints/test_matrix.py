@@ -32,12 +32,14 @@ CONTINUOUS = {
     "gauss, dense": sn.Quadrature(rule="gauss", z="dense"),
     "gauss-kronrod": sn.Quadrature(rule="gauss-kronrod"),
 }
-#: Reading between the steps of dopri8 is refused: tests/test_adjoint_arguments.py.
+#: Reading between the steps of dopri8 is refused.
 READS_POLYNOMIALS = {
     name
     for name, adjoint in CONTINUOUS.items()
     if isinstance(adjoint, sn.Interpolating | sn.Quadrature) or adjoint.restart == "fresh"
 }
+PAIRS = [(name, solver) for name in CONTINUOUS for solver in SOLVERS]
+REFUSED = [(name, solver) for name, solver in PAIRS if solver == "dopri8" and name in READS_POLYNOMIALS]
 
 DISCRETE = {
     "replay": sn.Replay(),
@@ -79,19 +81,22 @@ def distance(found: dict[str, list[Tensor]], expected: dict[str, list[Tensor]], 
 @pytest.mark.parametrize("jumps", [False, True], ids=["smooth", "jumps"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("nesting", NESTED)
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize(("name", "solver"), [pair for pair in PAIRS if pair not in REFUSED])
 def test_continuous_adjoints_follow_the_tolerance(
     name: str, solver: str, nesting: str, backward: bool, jumps: bool
 ) -> None:
     """y0, t0, inner times, t1, args and parameters within 50 rtol of the exact gradient."""
-    if solver == "dopri8" and name in READS_POLYNOMIALS:
-        return
     rtol = SOLVERS[solver]
     options: dict[str, Any] = {"solver": solver, "rtol": rtol, "atol": 1e-2 * rtol}
     found, solution = gradients(case(nesting, backward, jumps), adjoint=CONTINUOUS[name], **options)
     assert distance(found, reference(nesting, backward, jumps), scale=0.1) < 50 * rtol
     assert solution.stats.backward is not None
+
+
+@pytest.mark.parametrize(("name", "solver"), REFUSED)
+def test_polynomials_that_are_too_coarse_are_refused(name: str, solver: str) -> None:
+    with pytest.raises(ValueError, match=rf"^solver: .* polynomial of '{solver}' .* take 'dopri5'"):
+        gradients(case("tensor"), adjoint=CONTINUOUS[name], solver=solver)
 
 
 @pytest.mark.parametrize("jumps", [False, True], ids=["smooth", "jumps"])

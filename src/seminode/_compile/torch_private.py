@@ -55,6 +55,15 @@ def is_wrapped(x: Tensor) -> bool:
     return wrapped is not None and wrapped(x)
 
 
+def is_batched(grad: Tensor | None) -> bool:
+    """Whether a gradient stands for a batch of them, as with `torch.autograd.grad(..., is_grads_batched=True)`.
+
+    That uses an older vmap, of which `transforms_active` does not know.
+    """
+    batched = _or_none("torch._C._functorch", "is_legacy_batchedtensor")
+    return grad is not None and batched is not None and batched(grad)
+
+
 @contextlib.contextmanager
 def transforms_unwound() -> Iterator[None]:
     """A transform of torch.func that fails half-way may leave its layers behind, and nothing would work any more."""

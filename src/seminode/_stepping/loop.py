@@ -51,6 +51,7 @@ def integrate(
             _too_many_steps(plan, max_steps)
         if not plan.landing and abs(plan.dt) < schedule.smallest:
             _underflow(engine, plan, last, error, ratio)
+        last = None  # like an accepted step, a rejected one must not stay alive while the next is computed
         step = engine.step(plan, y, memory)
         if error is not None:
             ratio = step.ratio(error)
@@ -59,7 +60,7 @@ def integrate(
         if schedule.judge(plan, ratio):
             for observer in observers:
                 observer.accepted(step, ratio)
-            y, memory, last = step.y1, step.next_memory(), None
+            y, memory = step.y1, step.next_memory()
         else:
             for observer in observers:
                 observer.rejected(step, ratio)

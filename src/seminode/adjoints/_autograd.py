@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._compile.graph import Capture
-from .._compile.torch_private import transforms_active
+from .._compile.torch_private import is_batched, transforms_active
 from .._field.capture import CaptureWatch, UseWatch, as_leaf, refuse_cut, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
@@ -336,7 +336,7 @@ class SolveFunction(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Gradients for all inputs, from the cotangents of the outputs and of the dense coefficients."""
         adjoint, forward, inputs = ctx.solve
-        if transforms_active():
+        if transforms_active() or any(map(is_batched, grads)):
             raise RuntimeError(
                 f"{adjoint.name} cannot compute batches of gradients (is_grads_batched=True, or torch.func.vmap over a "
                 "backward pass), since its backward pass reads values. Pass adjoint=sn.Direct() to solve, or loop over "
