@@ -23,6 +23,7 @@ LAYERS = [
         "errors",
         "tableaux",
         "_moved",
+        "_untyped",
         "_field.pytree",
         "_field.places",
         "_stepping.checkpoints",

@@ -108,7 +108,7 @@ def _own_rules(module: Any) -> str | None:
             name = getattr(node.target, "__name__", str(node.target))
             if name == "_set_grad_enabled" and node.args[:1] == (False,):
                 return "the field switches gradients off for a part of it (torch.no_grad)"
-            if "autograd_function" in name or "inference_mode" in name or "hook" in name:
+            if name in ("register_hook", "_enter_inference_mode") or "autograd_function" in name:
                 return f"the field has rules of its own for gradients ({name})"
     return None
 
