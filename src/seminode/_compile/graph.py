@@ -59,7 +59,8 @@ class FieldGraph:
             return
         stateful = trial()
         try:
-            with torch.no_grad(), transforms_unwound():
+            # In the grad mode of the capture, which derivatives inside the field rely on.
+            with torch.enable_grad(), transforms_unwound():
                 lowered = make_fx(self._module)(*inputs)
                 answers = lowered(*inputs)
         finally:
