@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .._field.pytree import Layout
-from .torch_private import make_fx, recompile_limit, transforms_unwound
+from .torch_private import forget_code, make_fx, recompile_limit, transforms_unwound
 
 Trial = Callable[[], Callable[[], bool]]
 
@@ -197,8 +197,13 @@ class FrontEnd:
         code = _evaluate.__code__
         # A function of its own to the front end, which counts graphs by code.
         own = FunctionType(code.replace(co_name="evaluate"), globals())
+        self._code = own.__code__
         self._evaluate = torch.compile(own, backend=_backend, fullgraph=True, dynamic=False, **recompile_limit(GRAPHS))
         self._graphs: set[FieldGraph] = set()
+
+    def forget(self) -> None:
+        """Free its graphs and their programs. It is not used again."""
+        forget_code(self._code)
 
     def renewed(self) -> FrontEnd | None:
         """A new one, if this one is full of few graphs seen often, which are those of fields that count."""
@@ -244,7 +249,7 @@ def capture(
     front_end = _front_ends[key] if key in _front_ends else _front_ends.setdefault(key, FrontEnd())
     _front_ends.move_to_end(key)
     while len(_front_ends) > FRONT_ENDS:
-        _front_ends.popitem(last=False)
+        _front_ends.popitem(last=False)[1].forget()
     inputs = func, layout, t.detach(), y.detach(), args, trial
     try:
         return front_end.capture(*inputs)
@@ -253,5 +258,6 @@ def capture(
         renewed = front_end.renewed() if full else None
         if renewed is None:
             raise
+    front_end.forget()
     _front_ends[key] = renewed
     return renewed.capture(*inputs)

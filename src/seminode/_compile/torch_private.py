@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -184,3 +185,14 @@ def recompile_limit(limit: int) -> dict[str, Any]:
     Older versions have one limit for all functions instead, and stop at eight graphs.
     """
     return {"recompile_limit": limit} if "recompile_limit" in signature(torch.compile).parameters else {}
+
+
+def forget_code(code: CodeType) -> None:
+    """Free what the compiler's front end keeps for a function's code.
+
+    It keeps that for ever, the code itself included: its table of original codes holds them by the compiled ones, and
+    those are kept with the original ones.
+    """
+    reset = _or_none("torch._C._dynamo.eval_frame", "reset_code")
+    if reset is not None:
+        reset(code)

@@ -1,0 +1,213 @@
+"""Programs are kept, but not without bound; of one that could not be made, only the reason is kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from compiled import replace_back_end, run_graph
+from torch import Tensor, nn
+
+import seminode as sn
+from seminode._compile import graph, inductor
+from seminode._compile.graph import FieldGraph, NotCompiled
+
+EULER: dict[str, Any] = {"solver": "euler", "controller": sn.FixedStep(0.5), "compile": True}
+
+
+@pytest.fixture(autouse=True)
+def stub_back_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch._dynamo.reset()
+    replace_back_end(monkeypatch)
+    yield
+    torch._dynamo.reset()
+
+
+class Field(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return -self.k * y
+
+
+def solve(field: Any, shape: tuple[int, ...] = (3,), **options: Any) -> Tensor:
+    y0 = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    ys = sn.solve(field, y0, [0.0, 1.0], **EULER | options).ys
+    ys[-1].sum().backward()
+    return ys.detach()
+
+
+# Bounds
+
+
+def test_front_ends_are_bounded() -> None:
+    """Forty shapes leave the latest sixteen, and no graphs but theirs."""
+    field = Field()
+    for n in range(1, 41):
+        solve(field, (n,))
+    assert len(graph._front_ends) == graph.FRONT_ENDS
+    kept = [layout.shapes[0][0] for layout, *_ in graph._front_ends]  # type: ignore[misc]
+    assert kept == list(range(41 - graph.FRONT_ENDS, 41))
+    gc.collect()
+    assert len(graph._known) <= graph.FRONT_ENDS
+
+
+def test_a_front_end_that_is_in_use_stays() -> None:
+    field = Field()
+    for n in range(2, 41):
+        solve(field, (1,))
+        solve(field, (n,))
+    kept = {layout.shapes[0][0] for layout, *_ in graph._front_ends}  # type: ignore[misc]
+    assert 1 in kept
+    assert len(kept) == graph.FRONT_ENDS
+
+
+def test_a_shape_that_was_forgotten_is_compiled_again() -> None:
+    field = Field()
+    first = solve(field, (3,))
+    for n in range(4, 4 + graph.FRONT_ENDS):
+        solve(field, (n,))
+    assert all(layout.shapes[0][0] != 3 for layout, *_ in graph._front_ends)  # type: ignore[misc]
+    assert torch.equal(solve(field, (3,)), first)
+
+
+def test_programs_of_a_graph_are_bounded() -> None:
+    made: list[int] = []
+    one = FieldGraph(lambda *inputs: (inputs[0],))
+
+    def find(key: int) -> int:
+        return one.program(key, lambda: made.append(key) or key)
+
+    for key in range(graph.PROGRAMS + 40):
+        assert find(key) == key
+        find(0)  # used all the time
+    assert len(one._programs) == graph.PROGRAMS
+    assert find(0) == 0
+    assert made.count(0) == 1
+    find(1)
+    assert made.count(1) == 2  # it had made room
+
+
+def test_programs_of_one_field_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm has programs of its own."""
+    field, limit = Field(), 6
+    monkeypatch.setattr(graph, "PROGRAMS", limit)
+    for i in range(10):
+        options = {"solver": "bosh3", "controller": sn.Integral(dt0=0.5), "rtol": 1e-2}
+        solve(field, norm=lambda y, i=i: y.abs().max() * (1 + i), **options)
+    assert len(graph._front_ends) == 1
+    (only,) = graph._known.values()
+    assert len(only._programs) == limit
+
+
+# Programs that cannot be made
+
+
+class Failing:
+    """A back end that fails, with the graph and its inputs in the frames of the error."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: Any, examples: list[Any]) -> Any:
+        self.calls += 1
+        raise RuntimeError("no room on the device\nand many more lines")
+
+
+def test_a_failed_program_is_kept_as_a_reason() -> None:
+    one, calls = FieldGraph(lambda *inputs: (inputs[0],)), 0
+    tensors: list[Any] = []
+
+    def make() -> Any:
+        nonlocal calls
+        calls += 1
+        tensor = torch.ones(1000)
+        tensors.append(ref(tensor))
+        raise RuntimeError("no room on the device\nand many more lines")
+
+    def failure() -> NotCompiled:
+        with pytest.raises(NotCompiled, match=r"^RuntimeError: no room on the device$") as caught:
+            one.program("key", make)
+        return caught.value
+
+    errors = [failure() for _ in range(3)]
+    assert calls == 1
+    assert len({id(error) for error in errors}) == 3  # so that no traceback grows
+    assert all(error.__context__ is None and error.__cause__ is None for error in errors)
+    assert one._programs["key"] == graph.Unavailable("RuntimeError: no room on the device")
+    errors.clear()
+    assert [tensor() for tensor in tensors] == [None]
+
+
+def test_a_failure_of_a_program_that_another_is_made_of() -> None:
+    one = FieldGraph(lambda *inputs: (inputs[0],))
+
+    def inner() -> Any:
+        raise ValueError("inner")
+
+    with pytest.raises(NotCompiled, match=r"^ValueError: inner$"):
+        one.program("outer", lambda: one.program("inner", inner))
+    assert one._programs["outer"] == one._programs["inner"] == graph.Unavailable("ValueError: inner")
+
+
+@pytest.mark.parametrize(
+    "adjoint", [sn.Direct(), sn.Replay(), sn.Backsolve(), sn.Quadrature()], ids=lambda x: type(x).__name__
+)
+@pytest.mark.parametrize("fails", ["all", "backward"])
+def test_tensors_of_a_failing_solve_die(adjoint: Any, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state, its outputs, its parameters and what the frames of the error held; the field itself lives on."""
+    back_end = Failing()
+    forward_done = fails == "all"
+
+    def sometimes(module: Any, examples: list[Any]) -> Any:
+        return back_end(module, examples) if forward_done else run_graph(module, examples)
+
+    monkeypatch.setattr(inductor, "back_end", sometimes)
+    fields, alive = [Field()], []
+
+    def run() -> None:
+        nonlocal forward_done
+        forward_done = fails == "all"
+        y0 = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        ys = sn.solve(fields[0], y0, [0.0, 1.0], adjoint=adjoint, solver="bosh3", compile=True).ys
+        forward_done = True
+        ys[-1].sum().backward()
+        alive.extend(map(ref, (y0, y0.grad, ys)))
+
+    calls = []
+    for _ in range(3):
+        with pytest.warns(sn.CompileWarning, match="no room on the device"):
+            run()
+        calls.append(back_end.calls)
+    assert calls[0] == calls[-1] > 0  # it would take as long to fail again
+    gc.collect()
+    assert [x() for x in alive] == [None] * len(alive)
+    parameter = ref(fields.pop().k)
+    torch._dynamo.reset()
+    gc.collect()
+    assert parameter() is None
+
+
+def test_a_field_that_cannot_be_captured_leaves_nothing_behind() -> None:
+    alive: list[Any] = []
+
+    def run() -> None:
+        scale = torch.ones(3, dtype=torch.float64)
+
+        def field(t: Tensor, y: Tensor) -> Tensor:
+            return -y * scale if float(y.detach().sum()) > 0 else y
+
+        with pytest.warns(sn.CompileWarning):
+            solve(field)
+        alive.append(ref(scale))
+
+    for _ in range(3):
+        run()
+    gc.collect()
+    assert [x() for x in alive] == [None] * 3
