@@ -154,7 +154,7 @@ def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawn]:
 
 
 def pendulum_times(batches: int, steps: int) -> dict[str, np.ndarray]:
-    """As dopri5 evaluates on the way back through seven intervals of 0.05: in two steps each, or in one."""
+    """As dopri5 evaluates on the backward pass through seven intervals of 0.05: in two steps each, or in one."""
     nodes = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
     lengths = {1: (0.052,), 2: (0.042, 0.08)}[steps]  # the last one goes beyond the output, as steps did
     batch: list[float] = []

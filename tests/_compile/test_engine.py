@@ -103,7 +103,7 @@ def test_adaptive_solves_are_the_same(programs: Programs, solver: str, adjoint: 
 
 @each_adjoint
 def test_large_fields_are_compiled_in_pieces(programs: Programs, monkeypatch: pytest.MonkeyPatch, adjoint: Any) -> None:
-    """One program for an evaluation and one for its pull-back, however many stages a step has."""
+    """One program for an evaluation and one for its VJP, however many stages a step has."""
     monkeypatch.setattr(pieces, "LARGE", 0)
     options = {"rtol": 1e-5, "atol": 1e-6, "adjoint": adjoint}
     compare(Field(), start(), [0.0, 0.7, 1.5, 3.0], 1e-9, **options)

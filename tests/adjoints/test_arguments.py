@@ -345,7 +345,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"solver": sn.ReversibleRK("bosh3")},
         r"^adjoint: Quadrature cannot take its own steps with solver 'reversible bosh3'",
     ),
-    "a reversible solver on the way back": (
+    "a reversible solver on the backward pass": (
         sn.Backsolve(solver="reversible_heun"),
         {},
         r"^adjoint: Backsolve cannot take its own steps with solver 'reversible_heun'",
@@ -365,7 +365,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"controller": PRESCRIBED},
         r"^adjoint: Quadrature takes steps of its own",
     ),
-    "prescribed steps on the way back": (
+    "prescribed steps on the backward pass": (
         sn.Backsolve(controller=PRESCRIBED),
         {},
         r"^adjoint: Backsolve takes steps of its own",
@@ -390,12 +390,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"solver": "dopri8"},
         r"^solver: Backsolve\(restart='fresh'\) reads the solution between steps",
     ),
-    "a coarse polynomial on the way back": (
+    "a coarse polynomial on the backward pass": (
         sn.Quadrature(solver="dopri8"),
         {},
         r"^solver: Quadrature reads the solution between steps",
     ),
-    "no error estimate on the way back": (
+    "no error estimate on the backward pass": (
         sn.Backsolve(solver="rk4"),
         {},
         r"^controller: Integral needs an error estimate, which solver 'rk4' does not have; use sn\.FixedStep",
@@ -405,7 +405,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"solver": "rk4", "controller": FIXED},
         r"^rtol: does nothing on a backward pass with fixed steps",
     ),
-    "tolerances of fixed steps on the way back": (
+    "tolerances of fixed steps on the backward pass": (
         sn.Interpolating(atol=1e-3, controller=FIXED),
         {},
         r"^atol: does nothing on a backward pass with fixed steps",

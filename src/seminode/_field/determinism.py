@@ -143,7 +143,7 @@ class Determinism:
             self._caches = bool(self._changes())
 
     def _changes(self) -> list[Change]:
-        """What the field, or somebody else, has changed of what it keeps; buffers that it may change apart."""
+        """What has changed of the values that the field keeps, except for buffers that it may change."""
         if self._contents is None:
             return []
         buffers = {id(buffer.value) for buffer in self._buffers if buffer in self._changed or buffer.counts}

@@ -1,4 +1,4 @@
-"""norm="auto": only leaves that are an ODE steer the solver; plain integrals along the solution do not."""
+"""norm="auto": only leaves that are an ODE control the step size; plain integrals along the solution do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Mask = tuple[bool, ...]
 
-#: What was found about fields before, by the nesting and shapes of their state. It is looked at again in every solve.
+#: Earlier results by field, and by the structure and shapes of its state. Every solve checks them again.
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Mask]] = WeakKeyDictionary()
 
 
@@ -38,7 +38,7 @@ class LeafRead(Exception):
 
 
 class Recheck(Observer):
-    """Looks again after one, two, four, eight, … accepted steps: a field may begin to read a leaf at any time."""
+    """Checks again after one, two, four, eight, … accepted steps: a field may begin to read a leaf at any time."""
 
     def __init__(self, problem: Problem):
         self._problem = problem
@@ -58,12 +58,12 @@ def look_again(problem: Problem, t: float, y: Tensor) -> None:
     with torch.no_grad():
         if not reader.still_unread(time, state, mask):
             found = tuple(reader.unread(time, state, mask))
-            # Where all of them together leave a trace and none of them alone does, none is to be trusted.
+            # If all of them together are read, but none of them alone, none counts as an integral.
             raise LeafRead(found if found != mask else (False,) * len(mask))
 
 
 def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]) -> ForwardResult:
-    """Run a problem with an error norm that leaves out integrals; if one turns out to be read, start again with it."""
+    """Run a problem with an error norm that leaves out integrals; if one of them is read after all, start again."""
     if transforms_active():
         raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
     assert problem.error is not None

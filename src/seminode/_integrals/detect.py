@@ -1,8 +1,8 @@
 """Which leaves of a state are only integrals? Those that the field never reads: a flow's log-probability, a cost.
 
-A NaN written into such a leaf disturbs nothing. That a NaN does not come out again is not enough, though: `leaf > 0`
-makes an ordinary number of it. So the NaN is followed through every operation, and one that loses it without having to
-has read the leaf. What cannot be followed counts as read.
+A NaN written into such a leaf does not change the result. A result without NaN is not sufficient, though: `leaf > 0`
+turns a NaN into an ordinary number. So the NaN is followed through every operation, and an operation that loses it
+without need has read the leaf. A leaf that cannot be followed counts as read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .._field.pytree import HALF, Layout, flatten, leaves_of, mapped, real_dtype
 from .._field.reach import reachable
 from .nan_probe import Exits, NanProbe
 
-#: So many times between the first and the last are looked at, and at most so many of the given ones.
+#: How many times between the first and the last are examined, and how many of the given ones at most.
 BETWEEN, GIVEN = 7, 16
 Value = Callable[[Tensor], Tensor]
 
@@ -54,11 +54,11 @@ def integral_leaves(
 ) -> Any:
     """The leaves of a state that the field never reads, so that they are plain integrals along the solution.
 
-    The answer is a structure like y0 with `True` for these. A leaf counts as one only if, at every time looked at, NaNs
-    in it reach no output of the field and are lost in no operation that could have read them, other values in it leave
-    the output the same to the last bit, and no gradient flows to it. In doubt it does not: a check such as
-    `isnan(leaf)` is a read. Random numbers and buffers are put back; what the field keeps elsewhere (a count or a list
-    of its calls, say) is not.
+    The result is a structure like y0 with `True` for these leaves. A leaf counts as an integral only if, at every time
+    that is examined, NaNs in it reach no output of the field and no operation that could have read them loses them,
+    other values in it leave the output the same to the last bit, and no gradient flows to it. In case of doubt it does
+    not count: a check such as `isnan(leaf)` is a read. Random numbers and buffers are restored; other state of the
+    field, such as a count or a list of its calls, is not.
 
     Args:
         field: f(t, y, *args), as for `solve`.
@@ -190,7 +190,7 @@ class Reader:
         """The same random numbers for every evaluation; afterwards the generators and buffers as they were."""
         generators = [torch.default_generator, *device_generators(device)]
         restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
-        # A buffer that was not changed is not written to either: somebody may watch its version.
+        # A buffer that was not changed is not written to either: other code may watch its version.
         present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._modules)]
         try:
             with uncompiled():

@@ -1,4 +1,4 @@
-"""Follows NaNs through the operations of an evaluation: whoever loses one without having to has read it."""
+"""Follows NaNs through the operations of an evaluation: an operation that loses one without need has read it."""
 
 from __future__ import annotations
 

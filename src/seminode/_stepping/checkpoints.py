@@ -1,6 +1,6 @@
 """Checkpoints: a few of the states of a solve, chosen while its number of steps is still unknown.
 
-Going back, the states between them are computed again; the choice keeps the number of steps taken twice or more small.
+On a backward pass the states between them are computed again; the choice keeps the number of repeated steps small.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Linear combinations of slopes, y + dt·Σ wᵢkᵢ: the arithmetic under every Runge–Kutta method.
 
 Weights and dt are host floats, so that each term is one fused multiply-add kernel. Where the derivative with respect
-to dt is wanted, a zero-valued tensor is added to it: values stay the same to the last bit, and so do the steps that
-follow from them. In a graph that is to be compiled, dt is a tensor: a number would be a constant of the graph.
+to dt is wanted, a zero-valued tensor is added to it: values, and the steps that follow from them, stay the same to the
+last bit. In a graph that is to be compiled, dt is a tensor, since a number would be a constant of the graph.
 """
 
 from __future__ import annotations

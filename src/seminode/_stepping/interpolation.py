@@ -52,10 +52,10 @@ def coefficients(matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tens
 
 
 class DenseSolution:
-    """The solution as a function of time, a polynomial a step; differentiable, also with respect to the time.
+    """The solution as a function of time, one polynomial per step; differentiable, also with respect to the time.
 
     Call it with a number or a tensor of times of any shape: each leaf of the result has the shape of the times
-    followed by its own. Times outside the interval that was solved are refused.
+    followed by its own. Times outside of the interval that was solved raise an error.
     """
 
     def __init__(self, knots: Tensor, coefficients: Tensor, layout: Layout, dtype: torch.dtype):
