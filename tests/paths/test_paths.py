@@ -364,7 +364,7 @@ def test_a_cde_does_not_notice_the_index_clock(scheme: Callable[..., paths.Path]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("all_knots", "restart", "backward"), [(False, "carry", 159), (True, "fresh", 160)])
 def test_161_knots_are_159_jumps_each_way(dtype: torch.dtype, all_knots: bool, restart: Restart, backward: int) -> None:
-    """With every knot passed as a jump and fresh restarts, as published, the last one is crossed on the backward pass."""
+    """With every knot a jump and fresh restarts, as published, the last one is crossed in the backward pass."""
     path = paths.linear(0.1 * series(8, 161, 4, dtype=dtype))
     z0 = torch.ones(8, 6, dtype=dtype)
     sol = sn.solve(

@@ -9,7 +9,7 @@ from seminode_lab.counting import accumulated, strided
 
 
 def backward_times(restarts: int) -> tuple[list[float], sn.Stats]:
-    """Of a solve whose adjoint restarts as often: the times of evaluations on the backward pass, and what was counted."""
+    """The times of evaluations on the backward pass of a solve that restarts so often, and its statistics."""
     ts = torch.linspace(0, 1, restarts + 1, dtype=torch.float64)
     y0 = torch.tensor([1.0, 0.5], dtype=torch.float64, requires_grad=True)
     adjoint = sn.Backsolve(norm="mixed", restart="fresh")

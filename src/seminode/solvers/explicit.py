@@ -179,7 +179,7 @@ class AdaptiveHeun(ExplicitRungeKutta):
 
 
 class Fehlberg2(ExplicitRungeKutta):
-    """Fehlberg's pair of order 2(1). Its error estimate is too small, so that errors of hundreds of tolerances are usual.
+    """Fehlberg's pair of order 2(1). Its error estimate is too small: errors of hundreds of tolerances are usual.
 
     It is there for comparison with other libraries; use `AdaptiveHeun` or `Bosh3` instead.
     """
