@@ -353,10 +353,11 @@ def test_outputs_without_a_cotangent_are_not_landed_on() -> None:
     many.ys[-1].sum().backward()
     one = sn.solve(lambda t, y: torch.sin(y) * torch.cos(t), y0, ts[[0, -1]], adjoint=sn.Backsolve())
     one.ys[-1].sum().backward()
-    # Whether the field is still the same is checked once between outputs.
+    # Whether the field is still the same is checked between outputs, so more often where there are many.
     assert many.stats.backward is not None
     assert one.stats.backward is not None
-    assert replace(many.stats.backward, checks=1) == one.stats.backward
+    assert many.stats.backward.checks > one.stats.backward.checks > 0
+    assert replace(many.stats.backward, checks=0) == replace(one.stats.backward, checks=0)
     few = sn.solve(lambda t, y: torch.sin(y) * torch.cos(t), y0, ts, adjoint=sn.Backsolve(), record=True)
     few.ys[50].sum().backward()
     assert few.record is not None
