@@ -400,7 +400,7 @@ def test_ratios_of_the_readme_follow_from_the_times_beside_them() -> None:
 
 
 def test_the_readme_is_up_to_date() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+    text = (ROOT / "README.md").read_text()
     block = text.partition(report.MARKS[0])[2].partition(report.MARKS[1])[0]
     assert block.strip() == report.short_text(report.load(Path(report.__file__).parent / "results"))
 

@@ -302,25 +302,28 @@ class PolynomialTape(Tape):
 class Samples(Observer):
     """A few evaluations of the field with where they were made, to tell on a backward pass whether it has changed.
 
-    One from each interval between outputs, at the start of the first step that begins there, and some spread over all
-    steps; of very many, an even selection.
+    One from each interval between outputs, at the start of the first step that begins there; of very many, an even
+    selection. And two from later steps, however many there are: the latest whose number is a power of two.
     """
 
-    INTERVALS, SPREAD = 32, 4
+    INTERVALS = 32
 
     def __init__(self, outputs: Outputs, begun: int):
         self._outputs = outputs
         self._cursor = begun
         self._begins = True  # whether an interval begins
         self._of_intervals = Selection(self.INTERVALS)
-        self._of_steps = Selection(self.SPREAD)
+        self._of_steps: list[Any] = []
+        self._steps = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
         sample = step.plan.stage_time(0.0), step.before[-1], step.slopes[0]
         if self._begins:
             self._of_intervals.offer(sample)
         else:
-            self._of_steps.offer(sample)
+            self._steps += 1
+            if self._steps & (self._steps - 1) == 0:
+                self._of_steps = [*self._of_steps[-1:], sample]
         cursor = self._outputs.claim(step.plan, self._cursor)
         self._begins, self._cursor = cursor > self._cursor, cursor
 
@@ -329,13 +332,13 @@ class Samples(Observer):
         return [sample[0] for sample in self._all()]
 
     def _all(self) -> list[Any]:
-        return [*self._of_intervals.items, *self._of_steps.items]
+        return [*self._of_intervals.items, *self._of_steps]
 
     def hand_over(self) -> list[Tensor]:
         """The states and slopes in turn, which autograd keeps from now on."""
         tensors = [x for _, y, k in self._all() for x in (y, k)]
-        for selection in (self._of_intervals, self._of_steps):
-            selection.items = [(t, None, None) for t, _, _ in selection.items]
+        self._of_intervals.items = [(t, None, None) for t, _, _ in self._of_intervals.items]
+        self._of_steps = [(t, None, None) for t, _, _ in self._of_steps]
         return tensors
 
 
