@@ -27,7 +27,7 @@ from seminode.diagnostics.measurement import Course
 from seminode.diagnostics.reference import default_double
 from seminode.diagnostics.results import Reference
 from seminode.diagnostics.subject import flat_gradient, relative_error
-from seminode.solution import Stats
+from seminode.solution import BackwardReport, Stats
 from seminode.solvers import Bosh3, Dopri5, Dopri8
 
 from .modes import oversized_seminorm, solve_options
@@ -145,7 +145,7 @@ class Answer(NamedTuple):
         """The sum over all solves, including their backward passes."""
         back = [each.backward for each in self.model.stats if each.backward is not None]
         total = _sum(self.model.stats)
-        return dataclasses.replace(total, _backward=[_sum(back)] if back else [])
+        return dataclasses.replace(total, report=BackwardReport(stats=_sum(back) if back else None))
 
 
 def _sum(several: Sequence[Stats]) -> Stats:
