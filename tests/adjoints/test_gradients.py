@@ -345,7 +345,7 @@ def test_second_derivatives_see_the_same_random_numbers() -> None:
         torch.manual_seed(1)
         y0 = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
         ys = sn.solve(lambda t, y: net(y), y0, [0.0, 1.0], adjoint=adjoint, controller=sn.FixedStep(0.2)).ys
-        torch.rand(5)  # somebody else draws in between
+        torch.rand(5)  # other code draws in between
         (first,) = torch.autograd.grad(ys[-1].square().sum(), y0, create_graph=True)
         torch.rand(3)
         found.append(torch.autograd.grad(first.square().sum(), [y0, *net.parameters()], allow_unused=True))

@@ -339,8 +339,8 @@ class SolveFunction(Function):
         if transforms_active() or any(map(is_batched, grads)):
             raise RuntimeError(
                 f"{adjoint.name} cannot compute batches of gradients (is_grads_batched=True, or torch.func.vmap over a "
-                "backward pass), since its backward pass reads values. Pass adjoint=sn.Direct() to solve, or loop over "
-                "the cotangents."
+                "backward pass), since its backward pass reads values. Pass adjoint=sn.Direct() and compile=False to "
+                "solve, or loop over the cotangents."
             )
         tensors, kept = inputs.split(ctx.saved_tensors)
         samples, kept = kept[: ctx.samples], kept[ctx.samples :]

@@ -85,6 +85,12 @@ class SavedSweep(Sweep):
         keys, _ = inputs.wanted(self.capture, self.needs[2:])
         return keys, inputs.wanted(self.capture, inputs.differentiable())[1]
 
+    def _holds_cotangent(self, j: int) -> bool:
+        if super()._holds_cotangent(j):
+            return True
+        # Outputs inside the step before this one may read its end slope, which is the first slope of this one.
+        return j > 0 and not self.plans[j - 1].breaks and super()._holds_cotangent(j - 1)
+
     def _step(self, j: int, adj: State | None) -> State | None:
         if self._programs is None:
             self._programs = self._find_programs()
