@@ -8,9 +8,11 @@ and is refused nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,6 +216,69 @@ class Late(nn.Module):
 def attribute_made_later(way: Way) -> list[Tensor | None]:
     field = Late()
     return gradients(way.solve(field, number([1.0]), [0.0, 1.0], jumps=[0.5]).ys[-1].sum(), [field.h])
+
+
+class CachedMethod(nn.Module):
+    """A weight for each time, which `functools.cache` keeps: a cache of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Parameter(number(0.3))
+
+    @functools.cache  # noqa: B019
+    def weight(self, t: float) -> Tensor:
+        return 2.0 * t * self.h.sin()
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return self.weight(float(t)) * y
+
+
+WEIGHTS: dict[float, Tensor] = {}
+
+
+class CachedInClass(CachedMethod):
+    """The same in a dict of the class."""
+
+    weights: dict[float, Tensor] = {}  # noqa: RUF012
+
+    def weight(self, t: float) -> Tensor:
+        if t not in self.weights:
+            self.weights[t] = 2.0 * t * self.h.sin()
+        return self.weights[t]
+
+
+class CachedInGlobal(CachedMethod):
+    """The same in a global dict, which only a method names."""
+
+    def weight(self, t: float) -> Tensor:
+        if t not in WEIGHTS:
+            WEIGHTS[t] = 2.0 * t * self.h.sin()
+        return WEIGHTS[t]
+
+
+def cached_by_time(kind: type[CachedMethod], way: Way) -> list[Tensor | None]:
+    WEIGHTS.clear()
+    CachedInClass.weights.clear()
+    field = kind()
+    return gradients(way.solve(field, number([1.0]), [0.0, 1.0]).ys[-1].sum(), [field.h])
+
+
+def called_from_a_plain_object(way: Way) -> list[Tensor | None]:
+    """A method that caches, of an object that is no module."""
+    WEIGHTS.clear()
+
+    class Plain:
+        h = leaf(0.3)
+
+        def weight(self, t: float) -> Tensor:
+            if t not in WEIGHTS:
+                WEIGHTS[t] = 2.0 * t * self.h.sin()
+            return WEIGHTS[t]
+
+        def __call__(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.weight(float(t)) * y
+
+    return gradients(way.solve(Plain(), number([1.0]), [0.0, 1.0]).ys[-1].sum(), [Plain.h])
 
 
 def parametrized() -> nn.Module:
@@ -437,6 +502,10 @@ CASES = {
     "a weight made in the first evaluation": Case(weight_made_first, [math.cos(0.3) * e(math.sin(0.3))]),
     "a weight made in a later evaluation": Case(weight_made_later, [BOTH_PARTS]),
     "an attribute made in a later evaluation": Case(attribute_made_later, [BOTH_PARTS]),
+    "a cached method": Case(partial(cached_by_time, CachedMethod), [math.cos(0.3) * e(math.sin(0.3))]),
+    "a cache of the class": Case(partial(cached_by_time, CachedInClass), [math.cos(0.3) * e(math.sin(0.3))]),
+    "a global cache": Case(partial(cached_by_time, CachedInGlobal), [math.cos(0.3) * e(math.sin(0.3))]),
+    "a method that caches": Case(called_from_a_plain_object, [math.cos(0.3) * e(math.sin(0.3))]),
     "parametrize.cached()": Case(cached_parametrization, of_parametrization),
     "a tensor used in the middle only": Case(used_in_the_middle, [0.4 * math.cos(0.8) * MIDDLE, 0.6 * MIDDLE]),
     "a hidden tensor used in the middle only": Case(

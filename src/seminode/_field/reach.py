@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import itertools
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +68,9 @@ def reachable(start: Any) -> Reach:
         seen.add(id(item))
         if isinstance(item, nn.Module):
             modules[id(item)] = item
-            places += _places_of_class(type(item))
+            for kind in {type(part) for part in item.modules()}:
+                places += _places_of_class(kind)
+                queue += [(part, depth + 1) for part in _parts_of_class(kind)]
             queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(item), 1000)]
         elif isinstance(item, Tensor):
             tensors[id(item)] = item
@@ -106,15 +110,85 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def _is_foreign(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("builtins", "torch", "collections", "functools", "seminode", "numpy")
+    return _foreign_module(kind.__module__)
+
+
+def _foreign_module(name: str | None) -> bool:
+    return (name or "").split(".")[0] in (
+        "builtins",
+        "torch",
+        "collections",
+        "functools",
+        "seminode",
+        "numpy",
+        "typing",
+    )
 
 
 def _places_of_class(kind: type) -> list[Place]:
-    """The attributes of a user's class that hold values; methods do not."""
-    if _is_foreign(kind):
-        return []
-    names = [name for name, x in vars(kind).items() if x is None or isinstance(x, Tensor)]
-    return [AttributesPlace(kind, names)] if names else []
+    """The attributes of a user's class, and the variables that its methods name, which hold a tensor or nothing yet."""
+    found: list[Place] = []
+    for base in _own_bases(kind):
+        names = [name for name, x in vars(base).items() if _holds(x)]
+        found += [AttributesPlace(base, names)] if names else []
+        for method, globals_ in _methods_of(base):
+            held = [name for name in globals_ if _holds(method.__globals__.get(name, method))]
+            found += [NamesPlace(method.__globals__, held)] if held else []
+            found += [
+                cell for cell in map(CellPlace, method.__closure__ or ()) if any(map(_holds, cell.read().values()))
+            ]
+    return found
+
+
+def _parts_of_class(kind: type) -> Iterator[Any]:
+    """The tensors of a user's class, and where its methods may cache others.
+
+    Of what a method names, only caches and functions that may have one: modules and tensors are seen when it uses them.
+    """
+    for base in _own_bases(kind):
+        attributes = (_unwrapped(x) for name, x in vars(base).items() if not name.startswith("__"))
+        yield from (x for x in attributes if _caches(x) or isinstance(x, Tensor))
+        for method, globals_ in _methods_of(base):
+            named = (method.__globals__.get(name) for name in globals_)
+            yield from (x for x in (*named, *_closed_over(method)) if _caches(x) or _own_function(x))
+
+
+def _own_bases(kind: type) -> list[type]:
+    return [base for base in kind.__mro__ if not _is_foreign(base)]
+
+
+def _holds(x: Any) -> bool:
+    return x is None or isinstance(x, Tensor)
+
+
+def _caches(x: Any) -> bool:
+    return isinstance(x, dict | list | deque) or (hasattr(x, "cache_info") and hasattr(x, "cache_clear"))
+
+
+def _own_function(x: Any) -> bool:
+    return inspect.isfunction(x) and not _foreign_module(x.__module__)
+
+
+def _unwrapped(x: Any) -> Any:
+    """The function behind a property, a static method or a class method."""
+    return getattr(x, "fget", None) or getattr(x, "__func__", x)
+
+
+#: The globals that each method of a class loads. Disassembling them takes long.
+_LOADED: WeakKeyDictionary[type, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _methods_of(kind: type) -> Iterator[tuple[FunctionType, tuple[str, ...]]]:
+    """The methods of a class, with the names of the globals that they load."""
+    methods = {name: method for name, x in vars(kind).items() if inspect.isfunction(method := _unwrapped(x))}
+    if kind not in _LOADED:
+        _LOADED[kind] = {name: tuple(_globals_loaded(method.__code__)) for name, method in methods.items()}
+    return ((method, _LOADED[kind].get(name, ())) for name, method in methods.items())
+
+
+def _globals_loaded(code: CodeType) -> set[str]:
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_loaded(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 _ATOMS = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
@@ -146,7 +220,7 @@ def _parts(item: Any) -> Iterable[Any]:
     held = list(vars(item).values()) if hasattr(item, "__dict__") else []
     held += [getattr(item, name, None) for kind in type(item).__mro__ for name in _slots_of(kind)]
     call = vars(type(item)).get("__call__")
-    return [*held, *([call] if inspect.isfunction(call) else [])]
+    return [*held, *([call] if inspect.isfunction(call) else []), *_parts_of_class(type(item))]
 
 
 def _closed_over(func: FunctionType) -> Iterator[Any]:
