@@ -349,6 +349,14 @@ def of_third_derivative() -> list[Any]:
     return gradients(out**2 + h.square(), [w])
 
 
+def curvature_without_residual(way: Way) -> list[Tensor | None]:
+    """The loss is zero, and so are its cotangent and its gradient; the second derivative is not."""
+    k, y = leaf(0.5), leaf([1.0, 2.0])
+    end = way.solve(lambda t, y: -k * y, y, [0.0, 1.0], save="last").ys[-1]
+    first = torch.autograd.grad((end - end.detach()).square().sum(), [k, y], create_graph=True)
+    return gradients(first[0] + first[1].sum(), [k, y])
+
+
 def zero_dimensional(way: Way) -> list[Tensor | None]:
     y = leaf(1.0)
     return gradients(way.solve(lambda t, y: -y, y, [0.0, 1.0]).ys[-1], [y])
@@ -515,6 +523,9 @@ CASES = {
         hidden_leaf_in_the_middle, [0.4 * e(0.14), 0.6 * e(0.14)], UNDETECTED
     ),
     "a third derivative": Case(third_derivative, of_third_derivative, FIRST_ONLY),
+    "a second derivative where the loss is zero": Case(
+        curvature_without_residual, [4 * e(-1), [0.0, -2 * e(-1)]], FIRST_ONLY
+    ),
     "a 0-d state": Case(zero_dimensional, [e(-1)]),
     "is_grads_batched": Case(batch_of_gradients, [[[e(-1), 0.0], [0.0, e(-1)]]], BATCHED),
     "an attribute rebound between two solves": Case(

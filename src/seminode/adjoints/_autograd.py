@@ -364,7 +364,10 @@ class GradientFunction(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         with request.forward.determinism.backward():
-            return tuple(adjoint.backward(request))
+            grads = adjoint.backward(request)
+        # Where the cotangents are zero, steps are left out and nothing flows. Derivatives of that are not zero.
+        inputs = zip(grads, tensors[2:], request.needs, strict=True)
+        return tuple(torch.zeros_like(x) if grad is None and need else grad for grad, x, need in inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
