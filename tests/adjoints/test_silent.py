@@ -578,6 +578,24 @@ def test_a_loss_that_reads_the_times_of_steps(way: Way) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9 if way.exact else 1e-4, atol=1e-9 if way.exact else 1e-4)
 
 
+# Memory that is shared
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["a tensor per answer", "one tensor"])
+def test_answers_in_one_numpy_array(way: Way, wrapped: bool) -> None:
+    """A field that writes all its answers into the same array, which changes no version counter."""
+    tensor = torch.zeros(2, dtype=WIDE)
+    array = tensor.numpy()
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        np.multiply(-math.cos(float(t)), y.detach().numpy(), out=array)
+        return torch.from_numpy(array) if wrapped else tensor
+
+    ys = way.solve(field, number([1.0, 2.0]), [0.0, 0.5, 1.0]).ys
+    exact = torch.exp(-torch.sin(number([0.0, 0.5, 1.0]))).outer(number([1.0, 2.0]))
+    torch.testing.assert_close(ys, exact, rtol=1e-6, atol=1e-8)
+
+
 # Random numbers from elsewhere than torch's default generator
 
 
