@@ -578,6 +578,34 @@ def test_a_loss_that_reads_the_times_of_steps(way: Way) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9 if way.exact else 1e-4, atol=1e-9 if way.exact else 1e-4)
 
 
+# Changes that only some of the steps read
+
+
+@pytest.mark.parametrize("t", [1.05, 1.9, 2.0, 2.5])
+@pytest.mark.parametrize(
+    "adjoint", [*(sn.Replay(every=k) for k in (1, 3, 7)), *map(sn.Checkpointed, (1, 3, 8))], ids=str
+)
+def test_a_change_in_the_middle_is_noticed_if_the_loss_ends_before_the_solve(
+    adjoint: sn.adjoints.Adjoint, t: float
+) -> None:
+    """The loss reads an output in the middle of a segment, whose other states were not kept."""
+    notices_a_change_between_jumps(Way(adjoint), t)
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "direct"], indirect=True)
+def test_a_change_between_two_jumps_is_noticed(way: Way) -> None:
+    notices_a_change_between_jumps(way, 2.5)
+
+
+def notices_a_change_between_jumps(way: Way, t: float) -> None:
+    k, factors = leaf(0.5), [1.0] * 10
+    jumps = [float(i) for i in range(1, 10)]
+    ys = way.solve(lambda t, y: -k * factors[int(t)] * y, number([1.0]), [0.0, t, 9.5], jumps=jumps).ys
+    factors[1] = 3.0
+    with pytest.raises(RuntimeError, match=CHANGED):
+        gradients(ys[1].sum(), [k])
+
+
 # Memory that is shared
 
 

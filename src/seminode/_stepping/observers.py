@@ -302,8 +302,8 @@ class PolynomialTape(Tape):
 class Samples(Observer):
     """A few evaluations of the field with where they were made, to tell on a backward pass whether it has changed.
 
-    One from each interval between outputs, at the start of the first step that begins there; of very many, an even
-    selection. And two from later steps, however many there are: the latest whose number is a power of two.
+    One from each interval between outputs and jumps, at the start of the first step that begins there; of very many, an
+    even selection. And two from later steps, however many there are: the latest whose number is a power of two.
     """
 
     INTERVALS = 32
@@ -325,7 +325,7 @@ class Samples(Observer):
             if self._steps & (self._steps - 1) == 0:
                 self._of_steps = [*self._of_steps[-1:], sample]
         cursor = self._outputs.claim(step.plan, self._cursor)
-        self._begins, self._cursor = cursor > self._cursor, cursor
+        self._begins, self._cursor = cursor > self._cursor or step.plan.crosses_jump, cursor
 
     @property
     def times(self) -> list[float]:
