@@ -609,6 +609,20 @@ def notices_a_change_between_jumps(way: Way, t: float) -> None:
 # Memory that is shared
 
 
+def test_an_output_that_is_written_into(way: Way) -> None:
+    """The last state is the only output. Adjoints that keep the outputs are refused by autograd."""
+    k, y = leaf(0.5), leaf([1.0, 2.0])
+    ys = way.solve(lambda t, y: -k * y, y, [0.0, 1.0], save="last").ys
+    with torch.no_grad():
+        ys.mul_(3.0)
+    if not way.exact:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(ys.sum(), [k, y])
+        return
+    for found, expected in zip(gradients(ys.sum(), [k, y]), [-3 * e(-0.5), [e(-0.5)] * 2], strict=True):
+        torch.testing.assert_close(found, number(expected), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("wrapped", [True, False], ids=["a tensor per answer", "one tensor"])
 def test_answers_in_one_numpy_array(way: Way, wrapped: bool) -> None:
     """A field that writes all its answers into the same array, which changes no version counter."""

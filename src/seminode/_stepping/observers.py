@@ -265,10 +265,11 @@ class Offer(Observer):
 
 
 class EndTape(Tape):
-    """The state after the last step."""
+    """The state after the last step; a copy of it, if it is handed out as an output, which the user may write into."""
 
-    def __init__(self) -> None:
+    def __init__(self, copied: bool = False) -> None:
         super().__init__()
+        self._copied = copied
         self._end: State = ()
 
     def accepted(self, step: Step, ratio: float) -> None:
@@ -277,7 +278,7 @@ class EndTape(Tape):
 
     def hand_over(self) -> list[Tensor]:
         end, self._end = self._end, ()
-        return list(end)
+        return [x.clone() for x in end] if self._copied else list(end)
 
 
 class PolynomialTape(Tape):
