@@ -445,6 +445,12 @@ def of_leaves_inside() -> list[Any]:
     return gradients(end.sum(), [k, y])
 
 
+def complex_parameter(way: Way) -> list[Tensor | None]:
+    c = torch.tensor(0.3 + 0.5j, dtype=torch.complex128, requires_grad=True)
+    (grad,) = gradients(way.solve(lambda t, y: (c * y).imag, number([1.0]), [0.0, 1.0]).ys[-1].sum(), [c])
+    return [None if grad is None else torch.view_as_real(grad)]
+
+
 def time_as_a_leaf(way: Way) -> list[Tensor | None]:
     k = leaf(0.5)
 
@@ -535,6 +541,7 @@ CASES = {
     "a constant rebound before backward": Case(constant_rebound_before_backward, [4 * e(0.6)]),
     "a dict entry rebound before backward": Case(dict_entry_rebound_before_backward, [4 * e(0.6)]),
     "leaves made inside the field": Case(leaves_inside, of_leaves_inside),
+    "a complex parameter of a real field": Case(complex_parameter, [[0.0, e(0.5)]]),
     "a leaf made of the time": Case(time_as_a_leaf, [e(0.5)]),
     "a leaf that is a copy of the time": Case(time_copied_as_a_leaf, [e(0.5)]),
     "model.eval() before backward": Case(mode_of_the_model, of_mode_of_the_model),

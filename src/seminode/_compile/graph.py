@@ -230,6 +230,8 @@ class FrontEnd:
         graph.lower([x.detach() for x in inputs], y, trial)
         if graph.reason is not None:
             raise NotCompiled(graph.reason)
+        if any(x.is_complex() for x in inputs):
+            raise NotCompiled("the compiler does not support complex numbers")
         where = {id(x): i for i, x in enumerate(inputs)}
         return Capture(graph, inputs, where.get(id(t)), where.get(id(y)))
 
