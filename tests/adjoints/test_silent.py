@@ -451,6 +451,17 @@ def complex_parameter(way: Way) -> list[Tensor | None]:
     return [None if grad is None else torch.view_as_real(grad)]
 
 
+def solve_inside(way: Way) -> list[Tensor | None]:
+    """y′ = −k·z(1), where z′ = −k·z starts from y."""
+    k, y = leaf(0.5), leaf([1.0])
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return -k * sn.solve(lambda s, z: -k * z, y, [0.0, 1.0], rtol=1e-9, atol=1e-11, save="last").ys[0]
+
+    steps = {"controller": sn.FixedStep(0.25), "solver": way.solver}
+    return gradients(way.solve(field, y, [0.0, 1.0], **steps).ys[-1].sum(), [k, y])
+
+
 def time_as_a_leaf(way: Way) -> list[Tensor | None]:
     k = leaf(0.5)
 
@@ -542,6 +553,9 @@ CASES = {
     "a dict entry rebound before backward": Case(dict_entry_rebound_before_backward, [4 * e(0.6)]),
     "leaves made inside the field": Case(leaves_inside, of_leaves_inside),
     "a complex parameter of a real field": Case(complex_parameter, [[0.0, e(0.5)]]),
+    "a solve inside the field": Case(
+        solve_inside, [(0.5 - 1) * e(-0.5) * e(-0.5 * e(-0.5)), [e(-0.5 * e(-0.5))]]
+    ),
     "a leaf made of the time": Case(time_as_a_leaf, [e(0.5)]),
     "a leaf that is a copy of the time": Case(time_copied_as_a_leaf, [e(0.5)]),
     "model.eval() before backward": Case(mode_of_the_model, of_mode_of_the_model),
