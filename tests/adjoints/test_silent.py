@@ -553,9 +553,7 @@ CASES = {
     "a dict entry rebound before backward": Case(dict_entry_rebound_before_backward, [4 * e(0.6)]),
     "leaves made inside the field": Case(leaves_inside, of_leaves_inside),
     "a complex parameter of a real field": Case(complex_parameter, [[0.0, e(0.5)]]),
-    "a solve inside the field": Case(
-        solve_inside, [(0.5 - 1) * e(-0.5) * e(-0.5 * e(-0.5)), [e(-0.5 * e(-0.5))]]
-    ),
+    "a solve inside the field": Case(solve_inside, [(0.5 - 1) * e(-0.5) * e(-0.5 * e(-0.5)), [e(-0.5 * e(-0.5))]]),
     "a leaf made of the time": Case(time_as_a_leaf, [e(0.5)]),
     "a leaf that is a copy of the time": Case(time_copied_as_a_leaf, [e(0.5)]),
     "model.eval() before backward": Case(mode_of_the_model, of_mode_of_the_model),
@@ -657,6 +655,19 @@ def test_answers_in_one_numpy_array(way: Way, wrapped: bool) -> None:
     ys = way.solve(field, number([1.0, 2.0]), [0.0, 0.5, 1.0]).ys
     exact = torch.exp(-torch.sin(number([0.0, 0.5, 1.0]))).outer(number([1.0, 2.0]))
     torch.testing.assert_close(ys, exact, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("way", [name for name in NAMES if name != "direct"], indirect=True)
+def test_an_array_that_is_written_into_before_backward(way: Way) -> None:
+    """Compiled solves have a copy of it. Eagerly, autograd itself does not notice it."""
+    k, array = leaf(0.5), np.array([1.0, 2.0])
+    ys = way.solve(lambda t, y: -k * torch.from_numpy(array) * y, number([1.0, 1.0]), [0.0, 1.0]).ys
+    array[:] = 5.0
+    if not way.compiled or isinstance(way.adjoint, sn.Reversible):
+        with pytest.raises(RuntimeError, match=CHANGED):
+            gradients(ys[-1].sum(), [k])
+        return
+    torch.testing.assert_close(gradients(ys[-1].sum(), [k]), [number(-e(-0.5) - 2 * e(-1))], rtol=1e-6, atol=1e-8)
 
 
 # Random numbers from elsewhere than torch's default generator

@@ -122,11 +122,6 @@ def _copied(func: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-def shares_memory(x: Tensor) -> bool:
-    """Whether the memory of a tensor is that of a NumPy array too: what is written there leaves no trace on x."""
-    return not x.untyped_storage().resizable()
-
-
 def _describe(tree: Any) -> str:
     if isinstance(tree, dict):
         return "{" + ", ".join(f"{key!r}: {_describe(value)}" for key, value in tree.items()) + "}"

@@ -13,8 +13,8 @@ from .._compile.engine import captured, compiled_engine
 from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
 from .._field.determinism import Determinism
-from .._field.field import Field, shares_memory
-from .._field.pytree import is_finite, real_dtype
+from .._field.field import Field
+from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, eager_engine
 from .._stepping.loop import check_start, integrate, select_first_step
