@@ -218,25 +218,32 @@ def attribute_made_later(way: Way) -> list[Tensor | None]:
     return gradients(way.solve(field, number([1.0]), [0.0, 1.0], jumps=[0.5]).ys[-1].sum(), [field.h])
 
 
-class CachedMethod(nn.Module):
-    """A weight for each time, which `functools.cache` keeps: a cache of the class."""
+class Weighted(nn.Module):
+    """A field with a weight for each time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.h = nn.Parameter(number(0.3))
 
-    @functools.cache  # noqa: B019
     def weight(self, t: float) -> Tensor:
-        return 2.0 * t * self.h.sin()
+        raise NotImplementedError
 
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         return self.weight(float(t)) * y
 
 
+class CachedMethod(Weighted):
+    """The weights are kept by `functools.cache`, which belongs to the class."""
+
+    @functools.cache  # noqa: B019
+    def weight(self, t: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 2.0 * t * self.h.sin()
+
+
 WEIGHTS: dict[float, Tensor] = {}
 
 
-class CachedInClass(CachedMethod):
+class CachedInClass(Weighted):
     """The same in a dict of the class."""
 
     weights: dict[float, Tensor] = {}  # noqa: RUF012
@@ -247,7 +254,7 @@ class CachedInClass(CachedMethod):
         return self.weights[t]
 
 
-class CachedInGlobal(CachedMethod):
+class CachedInGlobal(Weighted):
     """The same in a global dict, which only a method names."""
 
     def weight(self, t: float) -> Tensor:
@@ -256,7 +263,7 @@ class CachedInGlobal(CachedMethod):
         return WEIGHTS[t]
 
 
-def cached_by_time(kind: type[CachedMethod], way: Way) -> list[Tensor | None]:
+def cached_by_time(kind: type[Weighted], way: Way) -> list[Tensor | None]:
     WEIGHTS.clear()
     CachedInClass.weights.clear()
     field = kind()

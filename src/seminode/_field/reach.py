@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dis
 import functools
 import inspect
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -68,10 +69,12 @@ def reachable(start: Any) -> Reach:
         seen.add(id(item))
         if isinstance(item, nn.Module):
             modules[id(item)] = item
-            for kind in {type(part) for part in item.modules()}:
-                places += _places_of_class(kind)
-                queue += [(part, depth + 1) for part in _parts_of_class(kind)]
-            queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(item), 1000)]
+            modules_in = list(item.modules())
+            for kind in {type(each) for each in modules_in}:
+                if _own_bases(kind):
+                    places += _places_of_class(kind)
+                    queue += [(part, depth + 1) for part in _parts_of_class(kind)]
+            queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(modules_in), 1000)]
         elif isinstance(item, Tensor):
             tensors[id(item)] = item
         else:
@@ -106,11 +109,6 @@ def _places_in(item: Any) -> list[Place]:
 def _slots_of(kind: type) -> tuple[str, ...]:
     slots = kind.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-@functools.cache
-def _is_foreign(kind: type) -> bool:
-    return _foreign_module(kind.__module__)
 
 
 def _foreign_module(name: str | None) -> bool:
@@ -153,8 +151,9 @@ def _parts_of_class(kind: type) -> Iterator[Any]:
             yield from (x for x in (*named, *_closed_over(method)) if _caches(x) or _own_function(x))
 
 
-def _own_bases(kind: type) -> list[type]:
-    return [base for base in kind.__mro__ if not _is_foreign(base)]
+@functools.cache
+def _own_bases(kind: type) -> tuple[type, ...]:
+    return tuple(base for base in kind.__mro__ if not _foreign_module(base.__module__))
 
 
 def _holds(x: Any) -> bool:
@@ -162,7 +161,9 @@ def _holds(x: Any) -> bool:
 
 
 def _caches(x: Any) -> bool:
-    return isinstance(x, dict | list | deque) or (hasattr(x, "cache_info") and hasattr(x, "cache_clear"))
+    if isinstance(x, dict | list | deque):
+        return True
+    return not isinstance(x, _NO_CACHES) and hasattr(x, "cache_clear")
 
 
 def _own_function(x: Any) -> bool:
@@ -174,29 +175,36 @@ def _unwrapped(x: Any) -> Any:
     return getattr(x, "fget", None) or getattr(x, "__func__", x)
 
 
-#: The globals that each method of a class loads. Disassembling them takes long.
+#: The methods of a class that load globals which may hold values, or have a closure. It takes long to find them.
 _LOADED: WeakKeyDictionary[type, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
 
 
 def _methods_of(kind: type) -> Iterator[tuple[FunctionType, tuple[str, ...]]]:
-    """The methods of a class, with the names of the globals that they load."""
-    methods = {name: method for name, x in vars(kind).items() if inspect.isfunction(method := _unwrapped(x))}
+    """These methods, with the names of the globals."""
     if kind not in _LOADED:
-        _LOADED[kind] = {name: tuple(_globals_loaded(method.__code__)) for name, method in methods.items()}
-    return ((method, _LOADED[kind].get(name, ())) for name, method in methods.items())
+        methods = {name: method for name, x in vars(kind).items() if inspect.isfunction(method := _unwrapped(x))}
+        loaded = {name: tuple(_globals_loaded(x.__code__, x.__globals__)) for name, x in methods.items()}
+        _LOADED[kind] = {name: names for name, names in loaded.items() if names or methods[name].__closure__}
+    for name, names in _LOADED[kind].items():
+        method = _unwrapped(vars(kind).get(name))
+        if inspect.isfunction(method):
+            yield method, names
 
 
-def _globals_loaded(code: CodeType) -> set[str]:
+def _globals_loaded(code: CodeType, namespace: dict[str, Any]) -> set[str]:
     names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    return names.union(*(_globals_loaded(each) for each in code.co_consts if isinstance(each, CodeType)))
+    names = {name for name in names if not isinstance(namespace.get(name), ModuleType | type) and name not in _BUILTINS}
+    return names.union(*(_globals_loaded(each, namespace) for each in code.co_consts if isinstance(each, CodeType)))
 
 
+_BUILTINS = frozenset(dir(builtins))
 _ATOMS = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
+_NO_CACHES = (FunctionType, ModuleType, Tensor, *_ATOMS)
 
 
-def _attributes_of(module: nn.Module) -> Iterator[Any]:
-    """What a module and its parts hold besides parameters, buffers and modules."""
-    for part in module.modules():
+def _attributes_of(modules: Sequence[nn.Module]) -> Iterator[Any]:
+    """What modules hold besides parameters, buffers and modules."""
+    for part in modules:
         for name, value in part.__dict__.items():
             if name not in _OF_EVERY_MODULE and not isinstance(value, _ATOMS):
                 yield value
