@@ -8,9 +8,11 @@ and is refused nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,6 +218,76 @@ def attribute_made_later(way: Way) -> list[Tensor | None]:
     return gradients(way.solve(field, number([1.0]), [0.0, 1.0], jumps=[0.5]).ys[-1].sum(), [field.h])
 
 
+class Weighted(nn.Module):
+    """A field with a weight for each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Parameter(number(0.3))
+
+    def weight(self, t: float) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return self.weight(float(t)) * y
+
+
+class CachedMethod(Weighted):
+    """The weights are kept by `functools.cache`, which belongs to the class."""
+
+    @functools.cache  # noqa: B019
+    def weight(self, t: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 2.0 * t * self.h.sin()
+
+
+WEIGHTS: dict[float, Tensor] = {}
+
+
+class CachedInClass(Weighted):
+    """The same in a dict of the class."""
+
+    weights: dict[float, Tensor] = {}  # noqa: RUF012
+
+    def weight(self, t: float) -> Tensor:
+        if t not in self.weights:
+            self.weights[t] = 2.0 * t * self.h.sin()
+        return self.weights[t]
+
+
+class CachedInGlobal(Weighted):
+    """The same in a global dict, which only a method names."""
+
+    def weight(self, t: float) -> Tensor:
+        if t not in WEIGHTS:
+            WEIGHTS[t] = 2.0 * t * self.h.sin()
+        return WEIGHTS[t]
+
+
+def cached_by_time(kind: type[Weighted], way: Way) -> list[Tensor | None]:
+    WEIGHTS.clear()
+    CachedInClass.weights.clear()
+    field = kind()
+    return gradients(way.solve(field, number([1.0]), [0.0, 1.0]).ys[-1].sum(), [field.h])
+
+
+def called_from_a_plain_object(way: Way) -> list[Tensor | None]:
+    """A method that caches, of an object that is no module."""
+    WEIGHTS.clear()
+
+    class Plain:
+        h = leaf(0.3)
+
+        def weight(self, t: float) -> Tensor:
+            if t not in WEIGHTS:
+                WEIGHTS[t] = 2.0 * t * self.h.sin()
+            return WEIGHTS[t]
+
+        def __call__(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.weight(float(t)) * y
+
+    return gradients(way.solve(Plain(), number([1.0]), [0.0, 1.0]).ys[-1].sum(), [Plain.h])
+
+
 def parametrized() -> nn.Module:
     torch.manual_seed(0)
     return parametrizations.weight_norm(nn.Linear(1, 1, bias=False)).double()
@@ -282,6 +354,14 @@ def of_third_derivative() -> list[Any]:
     (g,) = torch.autograd.grad(out, y, create_graph=True)
     (h,) = torch.autograd.grad(g, y, create_graph=True)
     return gradients(out**2 + h.square(), [w])
+
+
+def curvature_without_residual(way: Way) -> list[Tensor | None]:
+    """The loss is zero, and so are its cotangent and its gradient; the second derivative is not."""
+    k, y = leaf(0.5), leaf([1.0, 2.0])
+    end = way.solve(lambda t, y: -k * y, y, [0.0, 1.0], save="last").ys[-1]
+    first = torch.autograd.grad((end - end.detach()).square().sum(), [k, y], create_graph=True)
+    return gradients(first[0] + first[1].sum(), [k, y])
 
 
 def zero_dimensional(way: Way) -> list[Tensor | None]:
@@ -372,6 +452,23 @@ def of_leaves_inside() -> list[Any]:
     return gradients(end.sum(), [k, y])
 
 
+def complex_parameter(way: Way) -> list[Tensor | None]:
+    c = torch.tensor(0.3 + 0.5j, dtype=torch.complex128, requires_grad=True)
+    (grad,) = gradients(way.solve(lambda t, y: (c * y).imag, number([1.0]), [0.0, 1.0]).ys[-1].sum(), [c])
+    return [None if grad is None else torch.view_as_real(grad)]
+
+
+def solve_inside(way: Way) -> list[Tensor | None]:
+    """y′ = −k·z(1), where z′ = −k·z starts from y."""
+    k, y = leaf(0.5), leaf([1.0])
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return -k * sn.solve(lambda s, z: -k * z, y, [0.0, 1.0], rtol=1e-9, atol=1e-11, save="last").ys[0]
+
+    steps = {"controller": sn.FixedStep(0.25), "solver": way.solver}
+    return gradients(way.solve(field, y, [0.0, 1.0], **steps).ys[-1].sum(), [k, y])
+
+
 def time_as_a_leaf(way: Way) -> list[Tensor | None]:
     k = leaf(0.5)
 
@@ -437,6 +534,10 @@ CASES = {
     "a weight made in the first evaluation": Case(weight_made_first, [math.cos(0.3) * e(math.sin(0.3))]),
     "a weight made in a later evaluation": Case(weight_made_later, [BOTH_PARTS]),
     "an attribute made in a later evaluation": Case(attribute_made_later, [BOTH_PARTS]),
+    "a cached method": Case(partial(cached_by_time, CachedMethod), [math.cos(0.3) * e(math.sin(0.3))]),
+    "a cache of the class": Case(partial(cached_by_time, CachedInClass), [math.cos(0.3) * e(math.sin(0.3))]),
+    "a global cache": Case(partial(cached_by_time, CachedInGlobal), [math.cos(0.3) * e(math.sin(0.3))]),
+    "a method that caches": Case(called_from_a_plain_object, [math.cos(0.3) * e(math.sin(0.3))]),
     "parametrize.cached()": Case(cached_parametrization, of_parametrization),
     "a tensor used in the middle only": Case(used_in_the_middle, [0.4 * math.cos(0.8) * MIDDLE, 0.6 * MIDDLE]),
     "a hidden tensor used in the middle only": Case(
@@ -446,6 +547,9 @@ CASES = {
         hidden_leaf_in_the_middle, [0.4 * e(0.14), 0.6 * e(0.14)], UNDETECTED
     ),
     "a third derivative": Case(third_derivative, of_third_derivative, FIRST_ONLY),
+    "a second derivative where the loss is zero": Case(
+        curvature_without_residual, [4 * e(-1), [0.0, -2 * e(-1)]], FIRST_ONLY
+    ),
     "a 0-d state": Case(zero_dimensional, [e(-1)]),
     "is_grads_batched": Case(batch_of_gradients, [[[e(-1), 0.0], [0.0, e(-1)]]], BATCHED),
     "an attribute rebound between two solves": Case(
@@ -455,6 +559,8 @@ CASES = {
     "a constant rebound before backward": Case(constant_rebound_before_backward, [4 * e(0.6)]),
     "a dict entry rebound before backward": Case(dict_entry_rebound_before_backward, [4 * e(0.6)]),
     "leaves made inside the field": Case(leaves_inside, of_leaves_inside),
+    "a complex parameter of a real field": Case(complex_parameter, [[0.0, e(0.5)]]),
+    "a solve inside the field": Case(solve_inside, [(0.5 - 1) * e(-0.5) * e(-0.5 * e(-0.5)), [e(-0.5 * e(-0.5))]]),
     "a leaf made of the time": Case(time_as_a_leaf, [e(0.5)]),
     "a leaf that is a copy of the time": Case(time_copied_as_a_leaf, [e(0.5)]),
     "model.eval() before backward": Case(mode_of_the_model, of_mode_of_the_model),
@@ -496,6 +602,79 @@ def test_a_loss_that_reads_the_times_of_steps(way: Way) -> None:
     for a, b in zip(*found, strict=True):
         assert a is not None
         torch.testing.assert_close(a, b, rtol=1e-9 if way.exact else 1e-4, atol=1e-9 if way.exact else 1e-4)
+
+
+# Changes that only some of the steps read
+
+
+@pytest.mark.parametrize("t", [1.05, 1.9, 2.0, 2.5])
+@pytest.mark.parametrize(
+    "adjoint", [*(sn.Replay(every=k) for k in (1, 3, 7)), *map(sn.Checkpointed, (1, 3, 8))], ids=str
+)
+def test_a_change_in_the_middle_is_noticed_if_the_loss_ends_before_the_solve(
+    adjoint: sn.adjoints.Adjoint, t: float
+) -> None:
+    """The loss reads an output in the middle of a segment, whose other states were not kept."""
+    notices_a_change_between_jumps(Way(adjoint), t)
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "direct"], indirect=True)
+def test_a_change_between_two_jumps_is_noticed(way: Way) -> None:
+    notices_a_change_between_jumps(way, 2.5)
+
+
+def notices_a_change_between_jumps(way: Way, t: float) -> None:
+    k, factors = leaf(0.5), [1.0] * 10
+    jumps = [float(i) for i in range(1, 10)]
+    ys = way.solve(lambda t, y: -k * factors[int(t)] * y, number([1.0]), [0.0, t, 9.5], jumps=jumps).ys
+    factors[1] = 3.0
+    with pytest.raises(RuntimeError, match=CHANGED):
+        gradients(ys[1].sum(), [k])
+
+
+# Memory that is shared
+
+
+def test_an_output_that_is_written_into(way: Way) -> None:
+    """The last state is the only output. Adjoints that keep the outputs are refused by autograd."""
+    k, y = leaf(0.5), leaf([1.0, 2.0])
+    ys = way.solve(lambda t, y: -k * y, y, [0.0, 1.0], save="last").ys
+    with torch.no_grad():
+        ys.mul_(3.0)
+    if not way.exact:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(ys.sum(), [k, y])
+        return
+    for found, expected in zip(gradients(ys.sum(), [k, y]), [-3 * e(-0.5), [e(-0.5)] * 2], strict=True):
+        torch.testing.assert_close(found, number(expected), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["a tensor per answer", "one tensor"])
+def test_answers_in_one_numpy_array(way: Way, wrapped: bool) -> None:
+    """A field that writes all its answers into the same array, which changes no version counter."""
+    tensor = torch.zeros(2, dtype=WIDE)
+    array = tensor.numpy()
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        np.multiply(-math.cos(float(t)), y.detach().numpy(), out=array)
+        return torch.from_numpy(array) if wrapped else tensor
+
+    ys = way.solve(field, number([1.0, 2.0]), [0.0, 0.5, 1.0]).ys
+    exact = torch.exp(-torch.sin(number([0.0, 0.5, 1.0]))).outer(number([1.0, 2.0]))
+    torch.testing.assert_close(ys, exact, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("way", [name for name in NAMES if name != "direct"], indirect=True)
+def test_an_array_that_is_written_into_before_backward(way: Way) -> None:
+    """Compiled solves have a copy of it. Eagerly, autograd itself does not notice it."""
+    k, array = leaf(0.5), np.array([1.0, 2.0])
+    ys = way.solve(lambda t, y: -k * torch.from_numpy(array) * y, number([1.0, 1.0]), [0.0, 1.0]).ys
+    array[:] = 5.0
+    if not way.compiled or isinstance(way.adjoint, sn.Reversible):
+        with pytest.raises(RuntimeError, match=CHANGED):
+            gradients(ys[-1].sum(), [k])
+        return
+    torch.testing.assert_close(gradients(ys[-1].sum(), [k]), [number(-e(-0.5) - 2 * e(-1))], rtol=1e-6, atol=1e-8)
 
 
 # Random numbers from elsewhere than torch's default generator

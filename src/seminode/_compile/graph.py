@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from .._field.pytree import Layout
+from .._field.pytree import Layout, shares_memory
 from .torch_private import forget_code, make_fx, recompile_limit, transforms_unwound
 
 Trial = Callable[[], Callable[[], bool]]
@@ -230,8 +230,12 @@ class FrontEnd:
         graph.lower([x.detach() for x in inputs], y, trial)
         if graph.reason is not None:
             raise NotCompiled(graph.reason)
+        if any(x.is_complex() for x in inputs):
+            raise NotCompiled("the compiler does not support complex numbers")
         where = {id(x): i for i, x in enumerate(inputs)}
-        return Capture(graph, inputs, where.get(id(t)), where.get(id(y)))
+        # A backward pass needs arrays as they are now.
+        copied = tuple(x if x.requires_grad or x is y or not shares_memory(x) else x.clone() for x in inputs)
+        return Capture(graph, copied, where.get(id(t)), where.get(id(y)))
 
 
 _front_ends: OrderedDict[Hashable, FrontEnd] = OrderedDict()

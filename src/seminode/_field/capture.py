@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -72,6 +73,8 @@ class CaptureWatch(TorchFunctionMode):
 
     def _makes_leaf(self, func: Any, name: str, args: Any, kwargs: Any) -> bool:
         """Whether an operation makes a tensor require a gradient that did not, and that is not the field's argument."""
+        if getattr(_inner_solve, "makes_leaf", False):
+            return False
         if name in ("requires_grad_", "__set__"):
             x = args[0]
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -128,6 +131,19 @@ class CaptureWatch(TorchFunctionMode):
         made.clear()
         self._inside.clear()
         return [x for reference in references if (x := reference()) is not None]
+
+
+#: Of each thread: whether a solve makes a leaf for its own use. If it is inside a field, a watch sees that.
+_inner_solve = threading.local()
+
+
+def own_leaf(x: Tensor, needed: bool) -> Tensor:
+    """A leaf with the value of x, by which a solve learns about its field. No gradient ends there."""
+    _inner_solve.makes_leaf = True
+    try:
+        return x.detach().requires_grad_(needed)
+    finally:
+        _inner_solve.makes_leaf = False
 
 
 _SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]

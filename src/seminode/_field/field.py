@@ -26,10 +26,14 @@ class Field:
         dtype: torch.dtype,
         args: tuple[Any, ...] = (),
         autocast: Callable[[], AbstractContextManager[Any]] | None = None,
+        copies: bool = False,
     ):
         self.func = func
         self.autocast = autocast
         self.run = func if autocast is None else _inside(autocast, func)
+        self._copies = False
+        if copies:
+            self.copy_answers()
         self.layout = layout
         self.dtype = dtype  # what the user's field takes and returns
         self.args = args
@@ -41,7 +45,12 @@ class Field:
         if tensors is not None:
             fresh = {id(x): y for x, y in zip(self.arg_tensors, tensors, strict=True)}
             args = mapped(args, lambda leaf: fresh.get(id(leaf), leaf))
-        return Field(self.func if func is None else func, self.layout, self.dtype, args, self.autocast)
+        return Field(self.func if func is None else func, self.layout, self.dtype, args, self.autocast, self._copies)
+
+    def copy_answers(self) -> None:
+        """From here on copy what the callable returns: it may write its next answer into the same memory."""
+        if not self._copies:
+            self._copies, self.run = True, _copied(self.run)
 
     @property
     def eps(self) -> float:
@@ -102,6 +111,13 @@ def _inside(context: Callable[[], AbstractContextManager[Any]], func: Callable[.
     def inner(*args: Any) -> Any:
         with context():
             return func(*args)
+
+    return inner
+
+
+def _copied(func: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(*args: Any) -> Any:
+        return mapped(func(*args), lambda x: x.clone() if isinstance(x, Tensor) else x)
 
     return inner
 

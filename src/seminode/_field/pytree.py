@@ -183,6 +183,11 @@ class Layout:
         return None
 
 
+def shares_memory(x: Tensor) -> bool:
+    """Whether the memory of a tensor is that of a NumPy array too: what is written there leaves no trace on x."""
+    return not x.untyped_storage().resizable()
+
+
 def is_finite(x: Tensor) -> bool:
     # The sum is one kernel; it may overflow where no entry does, so a bad sum is looked at again.
     x = x.detach()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import dis
 import functools
 import inspect
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +69,12 @@ def reachable(start: Any) -> Reach:
         seen.add(id(item))
         if isinstance(item, nn.Module):
             modules[id(item)] = item
-            places += _places_of_class(type(item))
-            queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(item), 1000)]
+            modules_in = list(item.modules())
+            for kind in {type(each) for each in modules_in}:
+                if _own_bases(kind):
+                    places += _places_of_class(kind)
+                    queue += [(part, depth + 1) for part in _parts_of_class(kind)]
+            queue += [(part, depth + 1) for part in itertools.islice(_attributes_of(modules_in), 1000)]
         elif isinstance(item, Tensor):
             tensors[id(item)] = item
         else:
@@ -104,25 +111,100 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-@functools.cache
-def _is_foreign(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("builtins", "torch", "collections", "functools", "seminode", "numpy")
+def _foreign_module(name: str | None) -> bool:
+    return (name or "").split(".")[0] in (
+        "builtins",
+        "torch",
+        "collections",
+        "functools",
+        "seminode",
+        "numpy",
+        "typing",
+    )
 
 
 def _places_of_class(kind: type) -> list[Place]:
-    """The attributes of a user's class that hold values; methods do not."""
-    if _is_foreign(kind):
-        return []
-    names = [name for name, x in vars(kind).items() if x is None or isinstance(x, Tensor)]
-    return [AttributesPlace(kind, names)] if names else []
+    """The attributes of a user's class, and the variables that its methods name, which hold a tensor or nothing yet."""
+    found: list[Place] = []
+    for base in _own_bases(kind):
+        names = [name for name, x in vars(base).items() if _holds(x)]
+        found += [AttributesPlace(base, names)] if names else []
+        for method, globals_ in _methods_of(base):
+            held = [name for name in globals_ if _holds(method.__globals__.get(name, method))]
+            found += [NamesPlace(method.__globals__, held)] if held else []
+            found += [
+                cell for cell in map(CellPlace, method.__closure__ or ()) if any(map(_holds, cell.read().values()))
+            ]
+    return found
 
 
+def _parts_of_class(kind: type) -> Iterator[Any]:
+    """The tensors of a user's class, and where its methods may cache others.
+
+    Of what a method names, only caches and functions that may have one: modules and tensors are seen when it uses them.
+    """
+    for base in _own_bases(kind):
+        attributes = (_unwrapped(x) for name, x in vars(base).items() if not name.startswith("__"))
+        yield from (x for x in attributes if _caches(x) or isinstance(x, Tensor))
+        for method, globals_ in _methods_of(base):
+            named = (method.__globals__.get(name) for name in globals_)
+            yield from (x for x in (*named, *_closed_over(method)) if _caches(x) or _own_function(x))
+
+
+@functools.cache
+def _own_bases(kind: type) -> tuple[type, ...]:
+    return tuple(base for base in kind.__mro__ if not _foreign_module(base.__module__))
+
+
+def _holds(x: Any) -> bool:
+    return x is None or isinstance(x, Tensor)
+
+
+def _caches(x: Any) -> bool:
+    if isinstance(x, dict | list | deque):
+        return True
+    return not isinstance(x, _NO_CACHES) and hasattr(x, "cache_clear")
+
+
+def _own_function(x: Any) -> bool:
+    return inspect.isfunction(x) and not _foreign_module(x.__module__)
+
+
+def _unwrapped(x: Any) -> Any:
+    """The function behind a property, a static method or a class method."""
+    return getattr(x, "fget", None) or getattr(x, "__func__", x)
+
+
+#: The methods of a class that load globals which may hold values, or have a closure. It takes long to find them.
+_LOADED: WeakKeyDictionary[type, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _methods_of(kind: type) -> Iterator[tuple[FunctionType, tuple[str, ...]]]:
+    """These methods, with the names of the globals."""
+    if kind not in _LOADED:
+        methods = {name: method for name, x in vars(kind).items() if inspect.isfunction(method := _unwrapped(x))}
+        loaded = {name: tuple(_globals_loaded(x.__code__, x.__globals__)) for name, x in methods.items()}
+        _LOADED[kind] = {name: names for name, names in loaded.items() if names or methods[name].__closure__}
+    for name, names in _LOADED[kind].items():
+        method = _unwrapped(vars(kind).get(name))
+        if inspect.isfunction(method):
+            yield method, names
+
+
+def _globals_loaded(code: CodeType, namespace: dict[str, Any]) -> set[str]:
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    names = {name for name in names if not isinstance(namespace.get(name), ModuleType | type) and name not in _BUILTINS}
+    return names.union(*(_globals_loaded(each, namespace) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+_BUILTINS = frozenset(dir(builtins))
 _ATOMS = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
+_NO_CACHES = (FunctionType, ModuleType, Tensor, *_ATOMS)
 
 
-def _attributes_of(module: nn.Module) -> Iterator[Any]:
-    """What a module and its parts hold besides parameters, buffers and modules."""
-    for part in module.modules():
+def _attributes_of(modules: Sequence[nn.Module]) -> Iterator[Any]:
+    """What modules hold besides parameters, buffers and modules."""
+    for part in modules:
         for name, value in part.__dict__.items():
             if name not in _OF_EVERY_MODULE and not isinstance(value, _ATOMS):
                 yield value
@@ -146,7 +228,7 @@ def _parts(item: Any) -> Iterable[Any]:
     held = list(vars(item).values()) if hasattr(item, "__dict__") else []
     held += [getattr(item, name, None) for kind in type(item).__mro__ for name in _slots_of(kind)]
     call = vars(type(item)).get("__call__")
-    return [*held, *([call] if inspect.isfunction(call) else [])]
+    return [*held, *([call] if inspect.isfunction(call) else []), *_parts_of_class(type(item))]
 
 
 def _closed_over(func: FunctionType) -> Iterator[Any]:

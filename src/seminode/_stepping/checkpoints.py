@@ -77,6 +77,10 @@ class Checkpoints(Generic[T]):
         if keep:
             self._kept[step] = state
 
+    def beyond(self, step: int) -> tuple[int, T] | None:
+        """The first step after `step` that can be started from what is kept, and the state before it."""
+        return next(((kept, state) for kept, state in self._kept.items() if kept > step), None)
+
     def recall(self, step: int) -> tuple[int, T]:
         """The last step up to `step` that can be started from what is kept, and the state before it.
 

@@ -265,10 +265,11 @@ class Offer(Observer):
 
 
 class EndTape(Tape):
-    """The state after the last step."""
+    """The state after the last step; a copy of it, if it is handed out as an output, which the user may write into."""
 
-    def __init__(self) -> None:
+    def __init__(self, copied: bool = False) -> None:
         super().__init__()
+        self._copied = copied
         self._end: State = ()
 
     def accepted(self, step: Step, ratio: float) -> None:
@@ -277,7 +278,7 @@ class EndTape(Tape):
 
     def hand_over(self) -> list[Tensor]:
         end, self._end = self._end, ()
-        return list(end)
+        return [x.clone() for x in end] if self._copied else list(end)
 
 
 class PolynomialTape(Tape):
@@ -302,8 +303,8 @@ class PolynomialTape(Tape):
 class Samples(Observer):
     """A few evaluations of the field with where they were made, to tell on a backward pass whether it has changed.
 
-    One from each interval between outputs, at the start of the first step that begins there; of very many, an even
-    selection. And two from later steps, however many there are: the latest whose number is a power of two.
+    One from each interval between outputs and jumps, at the start of the first step that begins there; of very many, an
+    even selection. And two from later steps, however many there are: the latest whose number is a power of two.
     """
 
     INTERVALS = 32
@@ -325,7 +326,7 @@ class Samples(Observer):
             if self._steps & (self._steps - 1) == 0:
                 self._of_steps = [*self._of_steps[-1:], sample]
         cursor = self._outputs.claim(step.plan, self._cursor)
-        self._begins, self._cursor = cursor > self._cursor, cursor
+        self._begins, self._cursor = cursor > self._cursor or step.plan.crosses_jump, cursor
 
     @property
     def times(self) -> list[float]:

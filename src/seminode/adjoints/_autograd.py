@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 from .._compile.graph import Capture
 from .._compile.torch_private import is_batched, transforms_active
-from .._field.capture import CaptureWatch, UseWatch, as_leaf, refuse_cut, restricted, substituted
+from .._field.capture import CaptureWatch, UseWatch, as_leaf, own_leaf, refuse_cut, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
 from .._field.reach import reachable
@@ -174,8 +174,8 @@ def _first_evaluation(forward: ForwardPass) -> CaptureWatch:
 def _watched_evaluation(forward: ForwardPass, graph: bool) -> CaptureWatch:
     problem = forward.problem
     # Copies, so that a tensor which is also closed over counts as captured.
-    y0 = problem.y0.detach().requires_grad_(graph)
-    args = [x.detach().requires_grad_(graph and x.requires_grad) for x in problem.field.arg_tensors]
+    y0 = own_leaf(problem.y0, graph)
+    args = [own_leaf(x, graph and x.requires_grad) for x in problem.field.arg_tensors]
     watch = CaptureWatch([y0, *args])
     engine = forward.engine(problem.field.bind(args, watch.over_field(problem.field.func)))
     count, times = forward.counter.nfe, forward.log.times
@@ -364,7 +364,10 @@ class GradientFunction(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         with request.forward.determinism.backward():
-            return tuple(adjoint.backward(request))
+            grads = adjoint.backward(request)
+        # Where the cotangents are zero, steps are left out and nothing flows. Derivatives of that are not zero.
+        inputs = zip(grads, tensors[2:], request.needs, strict=True)
+        return tuple(torch.zeros_like(x) if grad is None and need else grad for grad, x, need in inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -14,7 +14,7 @@ from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
 from .._field.determinism import Determinism
 from .._field.field import Field
-from .._field.pytree import is_finite, real_dtype
+from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, eager_engine
 from .._stepping.loop import check_start, integrate, select_first_step
@@ -126,7 +126,11 @@ class ForwardPass:
         plan, memory = self.start_plan(), engine.solver.start(y0)
         if self.capture is not None:  # a field that could be compiled draws no random numbers and changes no buffers
             return engine.start_slope(plan, y0, memory)
-        return self.determinism.first(lambda: engine.start_slope(plan, y0, memory))
+        k = self.determinism.first(lambda: engine.start_slope(plan, y0, memory))
+        if transforms_active() or not shares_memory(k):
+            return k
+        self.problem.field.copy_answers()
+        return k.clone()
 
     def run(
         self,

@@ -57,5 +57,8 @@ class CheckpointedStates(States):
         i, state = self._checkpoints.recall(j)
         return state if i == j else sweep.advance(i, j, state, [Offer(self._checkpoints, i)])
 
+    def beyond(self, j: int) -> tuple[int, State] | None:
+        return self._checkpoints.beyond(j)
+
     def end(self) -> State:
         return self._end

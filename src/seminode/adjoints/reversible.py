@@ -49,7 +49,7 @@ class Reversible(DiscreteAdjoint):
             )
 
     def tape(self, problem: Problem) -> EndTape:
-        return EndTape()
+        return EndTape(copied=problem.save == "last")
 
     def states(self, request: BackwardRequest) -> UndoneStates:
         return UndoneStates(request.kept)

@@ -29,6 +29,10 @@ class States(ABC):
         """The same after step j, where it was kept."""
         return None
 
+    def beyond(self, j: int) -> tuple[int, State] | None:
+        """The first state that was kept of those after step j, and before which step it is. Asked before `before`."""
+        return None
+
     def end(self) -> State:
         """What the state after the last step is recognised by, where that was kept."""
         return ()
@@ -63,6 +67,10 @@ class SparseStates(States):
     def after(self, j: int) -> State | None:
         index, offset = divmod(j + 1, self._every)
         return self._kept[index] if offset == 0 and index < len(self._kept) else None
+
+    def beyond(self, j: int) -> tuple[int, State] | None:
+        index = j // self._every + 1
+        return (index * self._every, self._kept[index]) if index < len(self._kept) else None
 
     def end(self) -> State:
         return self._end

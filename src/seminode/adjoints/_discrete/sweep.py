@@ -129,13 +129,15 @@ class Sweep:
         self._expected = self.states.after(j)
         last = len(self.plans) - 1
         if self._expected is None and j < last:
-            # Only states from which others are computed again were kept. What the last step leads to is known.
-            count, before = self.counter.nfe, self.states.before(last, self)
-            after = self.advance(last, last + 1, before)
+            # Only states from which others are computed again were kept. So go on to the next of them, or to the end.
+            stop, expected = self.states.beyond(j) or (last + 1, self.states.end())
+            compare = self._same.compare if stop <= last else self._same.recognise
+            count, before = self.counter.nfe, self.states.before(j, self)
+            after = self.advance(j, stop, before)
             self.counter.checks += self.counter.nfe - count
             self.counter.nfe = count
-            for again, kept, start in zip(after, self.states.end(), before, strict=False):
-                self._same.recognise(again, kept, lambda x=again - start: [x], self.plans[last].t0)
+            for again, kept, start in zip(after, expected, before, strict=False):
+                compare(again, kept, lambda x=again - start: [x], self.plans[j].t0)
 
     def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
         """The cotangent of outputs that are y0 itself."""
