@@ -164,8 +164,15 @@ class Restriction(CaptureWatch):
     """Takes the gradient away from captured tensors other than the given ones."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kept, named = mapped((args, kwargs or {}), lambda x: x.detach() if self._is_capture(x) else x)
-        return self._keep(func(*kept, **named))
+        kept, named = _with_tensors(args, kwargs, self._constant)
+        result = func(*kept, **named)
+        if isinstance(result, Tensor):
+            self._inside.setdefault(id(result), result)
+            return result
+        return self._keep(result)
+
+    def _constant(self, x: Tensor) -> Tensor:
+        return x.detach() if self._is_capture(x) else x
 
 
 def restricted(func: Callable[..., Any], params: Sequence[Tensor]) -> Callable[..., Any]:
@@ -186,8 +193,11 @@ class Substitution(TorchFunctionMode):
         self._others = others
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        swapped, named = mapped((args, kwargs or {}), lambda x: self._others.get(id(x), x))
+        swapped, named = _with_tensors(args, kwargs, self._other)
         return func(*swapped, **named)
+
+    def _other(self, x: Tensor) -> Tensor:
+        return self._others.get(id(x), x)
 
 
 def as_leaf(x: Tensor, needed: bool = False) -> Tensor:
@@ -226,6 +236,24 @@ def substituted(func: Callable[..., Any], params: Sequence[Tensor], leaves: Sequ
         return mapped(answer, lambda x: others.get(id(x), x))  # a parameter may be the answer itself
 
     return inner
+
+
+def _with_tensors(
+    args: Sequence[Any], kwargs: dict[str, Any] | None, function: Callable[[Tensor], Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an operation with a function applied to the tensors among them.
+
+    This runs for every operation of a field. Most arguments are tensors, which need no walk through a structure.
+    """
+
+    def applied(x: Any) -> Any:
+        return function(x) if isinstance(x, Tensor) else x
+
+    changed = [
+        function(x) if isinstance(x, Tensor) else mapped(x, applied) if isinstance(x, tuple | list | dict) else x
+        for x in args
+    ]
+    return changed, mapped(kwargs, applied) if kwargs else {}
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
