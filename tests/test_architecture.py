@@ -40,7 +40,7 @@ LAYERS = [
     {"adjoints"},
     {"solve", "extending"},
     {"paths", "diagnostics"},
-    {"models"},
+    {"models", "compat"},
     {"cli"},
 ]
 
