@@ -61,7 +61,9 @@ class PiecewisePolynomial(InterpolationBase):
             return self._path
         # Also where the first evaluation is one without a graph: the path belongs to later ones too.
         with torch.enable_grad():
-            self._path = Path(self._t, [c.movedim(-2, 0) for c in self._powers()])
+            # Half precision would merge knots.
+            times = self._t if self._t.dtype == torch.float64 else self._t.float()
+            self._path = Path(times, [c.movedim(-2, 0) for c in self._powers()])
         self._made_from = [(x, _version(x)) for x in buffers]
         return self._path
 
@@ -75,8 +77,9 @@ def _version(x: Tensor | None) -> int:
 
 def _at(function: Callable[[Tensor], Tensor], t: Any, path: Path) -> Tensor:
     """Values of a path at times of any shape, whose axes come between the batch axes and the channels."""
-    if not isinstance(t, Tensor) or t.device != path.times.device:
-        t = torch.as_tensor(t, device=path.times.device)
+    if not isinstance(t, Tensor):
+        t = torch.as_tensor(t, dtype=path.times.dtype)
+    t = t.to(path.times.device)
     if t.ndim == 0:
         return function(t)
     return function(t.flatten()).movedim(0, -2).unflatten(-2, t.shape)

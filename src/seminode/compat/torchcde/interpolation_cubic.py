@@ -63,8 +63,9 @@ class CubicSpline(PiecewisePolynomial):
             )
         count = coeffs.shape[-2] + 1
         self.register_buffer("_t", torch.arange(count).to(coeffs) if t is None else t)
-        for name, part in zip(("_a", "_b", "_two_c", "_three_d"), coeffs.chunk(4, -1), strict=True):
-            self.register_buffer(name, part)
+        channels = coeffs.shape[-1] // 4
+        for i, name in enumerate(("_a", "_b", "_two_c", "_three_d")):
+            self.register_buffer(name, coeffs[..., i * channels : (i + 1) * channels])
         self._current_path()
 
     def _powers(self) -> Sequence[Tensor]:
