@@ -28,8 +28,11 @@ class PiecewisePolynomial(InterpolationBase):
         self._path: Path | None = None
 
     @abc.abstractmethod
-    def _powers(self) -> Sequence[Tensor]:
-        """The coefficients of (t − _t[i])ᵐ, of shape (batch..., K − 1, channels), for m = 0, 1, …"""
+    def _pieces(self) -> tuple[Tensor, Sequence[Tensor]]:
+        """X at the start of each piece, and for m = 0, 1, … the coefficients of (t − _t[i])ᵐ of dX/dt.
+
+        All are of shape (batch..., K − 1, channels).
+        """
 
     @property
     def grid_points(self) -> Tensor:
@@ -63,7 +66,8 @@ class PiecewisePolynomial(InterpolationBase):
         with torch.enable_grad():
             # Half precision would merge knots.
             times = self._t if self._t.dtype == torch.float64 else self._t.float()
-            self._path = Path(times, [c.movedim(-2, 0) for c in self._powers()])
+            values, slopes = self._pieces()
+            self._path = Path(times, [values.movedim(-2, 0)], slopes=[c.movedim(-2, 0) for c in slopes])
         self._made_from = [(x, _version(x)) for x in buffers]
         return self._path
 

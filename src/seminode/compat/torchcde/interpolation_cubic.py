@@ -68,8 +68,8 @@ class CubicSpline(PiecewisePolynomial):
             self.register_buffer(name, coeffs[..., i * channels : (i + 1) * channels])
         self._current_path()
 
-    def _powers(self) -> Sequence[Tensor]:
-        return self._a, self._b, self._two_c / 2.0, self._three_d / 3.0
+    def _pieces(self) -> tuple[Tensor, Sequence[Tensor]]:
+        return self._a, (self._b, self._two_c, self._three_d)
 
 
 class NaturalCubicSpline(CubicSpline):

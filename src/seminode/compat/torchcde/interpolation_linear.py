@@ -61,5 +61,5 @@ class LinearInterpolation(PiecewisePolynomial):
         self.register_buffer("_derivs", coeffs.diff(dim=-2) / t.diff().unsqueeze(-1))
         self._current_path()
 
-    def _powers(self) -> Sequence[Tensor]:
-        return self._coeffs[..., :-1, :], self._derivs
+    def _pieces(self) -> tuple[Tensor, Sequence[Tensor]]:
+        return self._coeffs[..., :-1, :], (self._derivs,)
