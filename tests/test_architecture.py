@@ -33,6 +33,7 @@ LAYERS = [
     {"norms", "_stepping.interpolation", "_field.field", "_field.determinism", "_compile.graph", "_compile.inductor"},
     {"solution", "solvers", "_integrals.detect"},
     {"controllers"},
+    {"grids"},
     {"_stepping.problem", "_stepping.schedule", "_field.checks"},
     {"_stepping.observers", "_stepping.step"},
     {"_stepping.engine", "_compile.programs", "_integrals.auto_norm"},
@@ -40,7 +41,7 @@ LAYERS = [
     {"adjoints"},
     {"solve", "extending"},
     {"paths", "diagnostics"},
-    {"models"},
+    {"models", "compat"},
     {"cli"},
 ]
 

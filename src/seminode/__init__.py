@@ -19,10 +19,12 @@ from .errors import (
     StepSizeUnderflow,
     ToleranceWarning,
 )
+from .grids import Grid
 from .solution import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
     RK4,
+    RK38,
     AdaptiveHeun,
     Bosh3,
     Dopri5,
@@ -30,6 +32,7 @@ from .solvers import (
     Euler,
     Fehlberg2,
     Heun,
+    Heun3,
     Midpoint,
     Ralston,
     ReversibleHeun,
@@ -42,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PID",
     "RK4",
+    "RK38",
     "AdaptiveHeun",
     "Backsolve",
     "Bosh3",
@@ -55,7 +59,9 @@ __all__ = [
     "Euler",
     "Fehlberg2",
     "FixedStep",
+    "Grid",
     "Heun",
+    "Heun3",
     "Integral",
     "Interpolating",
     "MaxStepsReached",

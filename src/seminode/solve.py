@@ -18,6 +18,7 @@ from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
 from ._integrals.auto_norm import ignoring_integrals
 from ._stepping.interpolation import DenseSolution
+from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
 from ._stepping.schedule import Plan
 from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Replay
@@ -60,6 +61,7 @@ class AllOptions(SolveOptions, total=False):
     params: nn.Module | Iterable[Tensor] | None
     dense: bool
     throw: bool
+    observers: Sequence[Observer]
 
 
 @overload
@@ -106,6 +108,7 @@ def solve(
     throw: bool = True,
     max_steps: int = 100_000,
     compile: bool = False,
+    observers: Sequence[Observer] = (),
 ) -> Solution[Any]:
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
@@ -138,6 +141,7 @@ def solve(
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
             with a field takes seconds to compile it, later ones reuse the programs.
+        observers: objects that are told about every step; see [`Observer`][seminode.extending.Observer].
 
     Example:
         >>> import torch, seminode as sn
@@ -160,6 +164,7 @@ def solve(
         chosen_solver = checks.check_solver(solver)
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save)
+        checks.check_landing(chosen_controller, where)
         problem = Problem(
             field=Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device)),
             y0=flat,
@@ -173,6 +178,7 @@ def solve(
             integrals=checks.check_integrals(norm, layout),
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
+            observers=tuple(observers),
             **flags,
         )
         run = _check_adjoint(adjoint).run

@@ -306,6 +306,11 @@ def check_save(save: Any) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
     return save, None
 
 
+def check_landing(controller: Controller, save: Save) -> None:
+    if not controller.land and save != "ts":
+        raise ValueError(f"save: {save!r} needs steps that end on ts[-1]; found a controller with land=False")
+
+
 def check_args(args: Any) -> tuple[Any, ...]:
     if not isinstance(args, tuple | list):
         raise TypeError(

@@ -24,6 +24,9 @@ State = tuple[Tensor, ...]
 class Observer:
     """Watches the loop. Override what you need."""
 
+    def tried(self, plan: Plan, y0: Tensor) -> None:
+        """A step is about to be tried from the flat state y0. Only observers passed by the user are told."""
+
     def accepted(self, step: Step, ratio: float) -> None:
         """A step was taken."""
 

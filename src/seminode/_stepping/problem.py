@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .._field.field import Field
     from ..controllers import Controller
     from ..solvers.base import Solver
+    from .observers import Observer
 
 #: Where outputs are saved.
 Save = Literal["ts", "last", "steps"]
@@ -40,6 +41,7 @@ class Problem:
     throw: bool = True
     max_steps: int = 100_000
     compile: bool = False
+    observers: tuple[Observer, ...] = ()
 
     @property
     def trivial(self) -> bool:

@@ -6,13 +6,15 @@ decreasing ones.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from ..controllers import Controller
+from ..grids import Grid
 
 
 class Plan(NamedTuple):
@@ -53,6 +55,47 @@ class Plan(NamedTuple):
         return t if t <= self.highest else self.highest
 
 
+class GridPlan(Plan):
+    """A step between times of a grid whose inner times are computed as the grid was: in single precision, say.
+
+    Libraries that step on tensors of times do so, and some take t0 + dt for t1, which may differ in the last bit.
+    """
+
+    single: ClassVar[bool] = False
+    sums_ends: ClassVar[bool] = False
+
+    def stage_time(self, c: float) -> float:
+        if c == 1.0 and not self.sums_ends:
+            t = self.t1
+        elif self.single:
+            t = single(self.t0 + single(single(c) * single(self.dt)))
+        else:
+            t = self.t0 + c * self.dt
+        return min(max(t, self.lowest), self.highest)
+
+
+class SinglePlan(GridPlan):
+    single = True
+
+
+class SummedPlan(GridPlan):
+    sums_ends = True
+
+
+class SingleSummedPlan(GridPlan):
+    single = True
+    sums_ends = True
+
+
+#: Types of plans by (single precision, t0 + dt for t1).
+PLANS = {
+    (False, False): GridPlan,
+    (True, False): SinglePlan,
+    (False, True): SummedPlan,
+    (True, True): SingleSummedPlan,
+}
+
+
 class Place(NamedTuple):
     """Somewhere a step must end."""
 
@@ -79,11 +122,16 @@ class Schedule:
         step_to: Sequence[float] = (),
     ):
         self.controller = controller
+        grid = controller if isinstance(controller, Grid) else None
+        self._plan_type = Plan if grid is None else PLANS[grid.dtype == torch.float32, grid.sums_ends]
+        landings = controller.landings(times)
+        if grid is not None and grid.perturb:
+            jumps = (*jumps, *landings)
         self._order = order
         self._sign = -1.0 if times[-1] < times[0] else 1.0
         self._dtype = dtype
         self._s, self._end = self._sign * times[0], self._sign * times[-1]
-        marks = {self._sign * t: False for t in (*controller.step_to, *step_to)} | {self._sign * t: True for t in jumps}
+        marks = {self._sign * t: False for t in (*landings, *step_to)} | {self._sign * t: True for t in jumps}
         self._on_jump = marks.get(self._s, False)
         if land:
             marks.setdefault(self._end, False)
@@ -144,7 +192,7 @@ class Schedule:
         if landing:
             s1 = place.s
         t0, t1 = self._sign * self._s, self._sign * s1
-        plan = Plan(t0, t1, t1 - t0, proposal, self._floating, landing, landing and place.is_end)
+        plan = self._plan_type(t0, t1, t1 - t0, proposal, self._floating, landing, landing and place.is_end)
         if self._on_jump or (landing and place.is_jump):
             return self._guarded(plan, landing and place.is_jump)
         return plan
@@ -176,10 +224,15 @@ class Schedule:
             below, above = neighbours(plan.t0, self._dtype)
             lowest, highest = (above, highest) if self._sign > 0 else (lowest, below)
         if ends_on_jump:
-            below, above = neighbours(plan.t1, self._dtype)
+            below, above = neighbours(plan.stage_time(1.0), self._dtype)
             lowest, highest = (lowest, below) if self._sign > 0 else (above, highest)
         crosses = ends_on_jump and not plan.final
         return plan._replace(lowest=lowest, highest=highest, crosses_jump=crosses)
+
+
+def single(x: float) -> float:
+    """A number rounded to single precision."""
+    return ctypes.c_float(x).value
 
 
 def _rounding(a: float, b: float) -> float:

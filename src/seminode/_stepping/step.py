@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from .._field.pytree import is_finite, real_dtype
+from .._untyped import numbers
+from ..controllers import Controller
+from ..grids import Grid
 from ..norms import ErrorNorm
 from ..solvers.base import Evaluate, Memory, Solver, StepResult
 from .combination import MovingStep, StepSize, length
@@ -47,6 +50,29 @@ class TimeShifts:
 
     def outputs(self, low: int, high: int) -> Tensor:
         return self._shifts[low:high]
+
+
+class GridShifts:
+    """Shifts of steps on a grid: each of its times moves with `ts` as the grid does."""
+
+    def __init__(self, grid: Tensor, ts: Tensor, like: Tensor):
+        like_times = {"device": like.device, "dtype": real_dtype(like)}
+        self._outputs = (ts - ts.detach()).to(**like_times)
+        self._shifts = (grid - grid.detach()).to(**like_times)
+        self._index = {t: i for i, t in enumerate(numbers(grid))}
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        return self._shifts[self._index[plan.t0]], self._shifts[self._index[plan.t1]]
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        return self._outputs[low:high]
+
+
+def time_shifts(controller: Controller, ts: Tensor, like: Tensor) -> Shifts:
+    """What carries the derivative with respect to `ts` through the steps of a controller."""
+    if isinstance(controller, Grid):
+        return GridShifts(controller.moving(ts), ts, like)
+    return TimeShifts(ts, like)
 
 
 class Attempt(NamedTuple):

@@ -58,6 +58,11 @@ class FunctionAdjoint(Adjoint):
     samples: ClassVar[bool] = True
 
     @property
+    def repeats_steps(self) -> bool:
+        """Whether its backward pass takes or checks steps of the forward pass again."""
+        return True
+
+    @property
     def name(self) -> str:
         return type(self).__name__
 
@@ -99,6 +104,11 @@ class FunctionAdjoint(Adjoint):
             with torch.no_grad():
                 return forward.run(forward.engine(), y0)
         self.refuse(problem)
+        if problem.solver.carries_slopes and self.repeats_steps:
+            raise ValueError(
+                f"adjoint: {self.name} takes single steps again, but a step of {problem.solver!r} depends on slopes of "
+                "the one before it; pass adjoint=sn.Direct(), or sn.Backsolve(check=False)"
+            )
         if problem.params is None:
             refuse_cut(found.cut, times_too=problem.ts.requires_grad)
         forward.tape = self.tape(problem) or forward.tape

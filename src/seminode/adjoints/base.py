@@ -16,7 +16,7 @@ from .._field.determinism import Determinism
 from .._field.field import Field
 from .._field.pytree import is_finite, real_dtype
 from .._integrals.auto_norm import Recheck
-from .._stepping.engine import Engine, EvaluationLog, eager_engine
+from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
 from .._stepping.loop import check_start, integrate, select_first_step
 from .._stepping.observers import (
     AtTimes,
@@ -145,6 +145,9 @@ class ForwardPass:
         observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
         if problem.progress:
             observers.append(Progress(problem.times))
+        if plans is None:  # steps that are taken again are no news
+            observers += problem.observers
+            engine = announced(engine, problem.observers)
         if problem.reader is not None and any(problem.integrals):
             observers.append(Recheck(problem))
         error = None
@@ -213,7 +216,8 @@ class ForwardPass:
     def _schedule(self) -> Schedule:
         problem, solver = self.problem, self.problem.solver
         order = solver.error_order or solver.order
-        return Schedule(problem.controller, order, problem.times, problem.jumps, real_dtype(problem.y0))
+        dtype, land = real_dtype(problem.y0), problem.controller.land
+        return Schedule(problem.controller, order, problem.times, problem.jumps, dtype, land)
 
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""

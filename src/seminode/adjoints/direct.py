@@ -16,7 +16,7 @@ from .._field.field import Field
 from .._field.reach import reachable
 from .._stepping.engine import Engine
 from .._stepping.problem import Problem
-from .._stepping.step import TimeShifts
+from .._stepping.step import time_shifts
 from .._untyped import register_hook
 from ..solution import Record, Stats
 from ._autograd import BackwardRequest, Gradients, Inputs
@@ -53,7 +53,8 @@ class Direct(DiscreteAdjoint):
 
     def _run_eagerly(self, forward: ForwardPass) -> ForwardResult:
         problem = forward.problem
-        shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
+        differentiable = _differentiable(problem.ts)
+        shifts = time_shifts(problem.controller, problem.ts, problem.y0) if differentiable else None
         field = problem.field
         if problem.params is not None:
             field = field.bind(func=restricted(field.func, problem.params))

@@ -8,6 +8,7 @@ from .base import Solver, StepResult
 from .explicit import (
     EXPLICIT,
     RK4,
+    RK38,
     AdaptiveHeun,
     Bosh3,
     Dopri5,
@@ -17,10 +18,13 @@ from .explicit import (
     ExplicitRungeKutta,
     Fehlberg2,
     Heun,
+    Heun3,
     Midpoint,
     Ralston,
     Tsit5,
+    with_interpolant,
 )
+from .lagged import Lagged, QuarticBosh3, QuarticDopri8
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 
 SolverName = Literal[ExplicitName, "reversible_heun"]
@@ -31,6 +35,7 @@ BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeu
 __all__ = [
     "BY_NAME",
     "RK4",
+    "RK38",
     "AdaptiveHeun",
     "Bosh3",
     "Dopri5",
@@ -40,7 +45,11 @@ __all__ = [
     "ExplicitRungeKutta",
     "Fehlberg2",
     "Heun",
+    "Heun3",
+    "Lagged",
     "Midpoint",
+    "QuarticBosh3",
+    "QuarticDopri8",
     "Ralston",
     "ReversibleHeun",
     "ReversibleRK",
@@ -49,4 +58,5 @@ __all__ = [
     "SolverName",
     "StepResult",
     "Tsit5",
+    "with_interpolant",
 ]

@@ -67,6 +67,8 @@ class Solver(ABC):
     interpolant_order: int
     #: Whether it solves any equation, or only the one it was made for.
     general: bool = True
+    #: Whether a step depends on slopes of the one before it, which discrete adjoints other than `Direct` do not keep.
+    carries_slopes: bool = False
 
     @property
     def evaluations(self) -> int:

@@ -26,6 +26,7 @@ from ..._stepping.problem import Problem
 from ..._stepping.schedule import Plan, RecordedSchedule
 from ..._stepping.step import Step, TimeShifts
 from ...errors import NonFiniteState
+from ...grids import Grid
 from ...solution import Record
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotangents, check_samples, row_sizes
 from .._sums import Sums
@@ -48,6 +49,13 @@ class DiscreteAdjoint(FunctionAdjoint):
     """
 
     samples = False
+
+    def refuse(self, problem: Problem) -> None:
+        if problem.ts.requires_grad and isinstance(problem.controller, Grid):
+            raise ValueError(
+                f"adjoint: {self.name} holds the times of a grid fixed, so the gradient with respect to ts would be "
+                "another one; pass adjoint=sn.Direct(), or ts.detach()"
+            )
 
     @abstractmethod
     def states(self, request: BackwardRequest) -> States: ...
