@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -54,7 +55,7 @@ class Lagged(Solver):
     """
 
     #: The pair, and the weights of the middle of a step.
-    BASES: dict[str, tuple[type[ExplicitRungeKutta], tuple[float, ...]]] = {
+    BASES: ClassVar[dict[str, tuple[type[ExplicitRungeKutta], tuple[float, ...]]]] = {
         "adaptive_heun": (AdaptiveHeun, (0.5, 0.0)),
         "fehlberg2": (Fehlberg2, (0.0, 0.5, 0.0)),
     }
