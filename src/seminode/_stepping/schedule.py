@@ -65,13 +65,16 @@ class GridPlan(Plan):
     sums_ends: ClassVar[bool] = False
 
     def stage_time(self, c: float) -> float:
+        # Only the ends can be jumps; a step as short as the rounding error has none of its inner times moved.
+        if c in (0.0, 1.0):
+            beside = self.lowest if (c == 0.0) == (self.dt > 0.0) else self.highest
+            if math.isfinite(beside):
+                return beside
         if c == 1.0 and not self.sums_ends:
-            t = self.t1
-        elif self.single:
-            t = single(self.t0 + single(single(c) * single(self.dt)))
-        else:
-            t = self.t0 + c * self.dt
-        return min(max(t, self.lowest), self.highest)
+            return self.t1
+        if self.single:
+            return single(self.t0 + single(single(c) * single(self.dt)))
+        return self.t0 + c * self.dt
 
 
 class SinglePlan(GridPlan):

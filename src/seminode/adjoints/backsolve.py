@@ -38,7 +38,7 @@ class Backsolve(ContinuousAdjoint):
             without a cotangent, and scales the cotangents to order one. `"fresh"` is the published procedure: at every
             output time with a cotangent a new first step, a solve that runs past its end, and an interpolation back.
             `"every"` does so at all output times before the last one with a cotangent, as torchdiffeq does.
-        check: whether to evaluate the field again at up to 34 points of the forward pass, to notice a change since then.
+        check: whether to evaluate the field again at some points of the forward pass, to notice a change since then.
 
     Kidger, Chen and Lyons, *"Hey, that's not an ODE": Faster ODE Adjoints via Seminorms* (ICML 2021).
     """

@@ -63,9 +63,9 @@ class Reduction:
 class AdjointSystem:
     """The right-hand side of the adjoint equation over one flat vector.
 
-    The vector holds a_t, z, a_z and a_θ in this order; a_t only `with_time`, a_θ only if `integrals_in_state`. With a `source`, a
-    function of time, the field sees z from there. The solver integrates z all the same: a_z may be easy to solve for
-    where z moves fast, and steps that are too long for z are too long for the parameter integral.
+    The vector holds a_t, z, a_z and a_θ in this order; a_t only `with_time`, a_θ only if `integrals_in_state`. With a
+    `source`, a function of time, the field sees z from there. The solver integrates z all the same: a_z may be easy to
+    solve for where z moves fast, and steps that are too long for z are too long for the parameter integral.
 
     With `computed`, the captured tensors that were computed, every evaluation is checked for tensors that nobody
     differentiates; `None` leaves that check out.

@@ -136,11 +136,12 @@ class Callbacks(Observer):
     """Calls a field's callbacks with the start, the state and the length of each step."""
 
     def __init__(self, given: dict[str, Callable[..., Any]], unpack: Callable[[Tensor], Any], dtype: torch.dtype):
-        nothing = lambda *_: None
-        self._step, self._accept, self._reject = (given.get(name, nothing) for name in ALL_CALLBACKS)
+        self._step, self._accept, self._reject = (given.get(name) for name in ALL_CALLBACKS)
         self._unpack, self._dtype = unpack, dtype
 
-    def _call(self, callback: Callable[..., Any], plan: Plan, y0: Tensor) -> None:
+    def _call(self, callback: Callable[..., Any] | None, plan: Plan, y0: Tensor) -> None:
+        if callback is None:
+            return
         t0 = torch.tensor(plan.t0, dtype=self._dtype, device=y0.device)
         dt = torch.tensor(abs(plan.dt), dtype=self._dtype, device=y0.device)
         callback(t0, self._unpack(y0), dt)
