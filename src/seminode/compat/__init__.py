@@ -5,3 +5,9 @@
 Nothing here computes: arguments are mapped to those of [`solve`][seminode.solve]. `python -m seminode.compat SCRIPT`
 runs a script with the libraries replaced.
 """
+
+from __future__ import annotations
+
+from ._replacing import installed
+
+__all__ = ["installed"]

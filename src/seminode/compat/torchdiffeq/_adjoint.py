@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import norms
+from ... import errors, norms
 from ...adjoints import Backsolve
-from ...errors import SolveError
+from ...errors import SolveError, ToleranceWarning
 from ...extending import BackwardRequest
 from ...norms import AdjointState, Norm, Reading
 from ._arguments import State
@@ -75,6 +75,10 @@ class PeerAdjoint(Backsolve):
     whole: bool = False
 
     @property
+    def name(self) -> str:
+        return "odeint_adjoint"
+
+    @property
     def backward_norm(self) -> Norm:
         chosen, tuple_norms = self.adjoint_options["norm"], self.tuple_norms
         own = tuple_norms is not None and chosen == tuple_norms.seminorm
@@ -82,7 +86,8 @@ class PeerAdjoint(Backsolve):
 
     def backward(self, request: BackwardRequest) -> list[Tensor | None]:
         try:
-            grads = super().backward(request)
+            with errors.without(ToleranceWarning):
+                grads = super().backward(request)
         except SolveError as error:
             raise translated(error) from error
         inputs = zip(grads, request.tensors, request.needs, strict=True)

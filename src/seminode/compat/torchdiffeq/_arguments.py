@@ -126,10 +126,12 @@ def callbacks(func: Any, suffix: str = "") -> dict[str, Callable[..., Any]]:
     return {name: callback for name, callback in named.items() if callback is not None}
 
 
-def warn_of_callbacks(given: Iterable[str], name: str | None, method: Method) -> None:
+def supported(given: dict[str, Callable[..., Any]], name: str, method: Method) -> dict[str, Callable[..., Any]]:
+    """The callbacks that a method calls; others warn."""
     invalid = set(given) - method.valid_callbacks()
     if invalid:
-        warnings.warn(f"Solver '{name}' does not support callbacks {invalid}", stacklevel=4)
+        warnings.warn(f"Solver '{name}' does not support callbacks {invalid}", stacklevel=5)
+    return {name: callback for name, callback in given.items() if name not in invalid}
 
 
 class Callbacks(Observer):

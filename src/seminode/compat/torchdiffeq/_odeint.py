@@ -212,8 +212,7 @@ def _observers(func: Any, state: State, t: Tensor, taken: Steps, method: str | N
     observers: list[Observer] = []
     given = arguments.callbacks(func)
     if given:
-        arguments.warn_of_callbacks(given, method or "dopri5", taken.method)
-        valid = {name: callback for name, callback in given.items() if name in taken.method.valid_callbacks()}
+        valid = arguments.supported(given, method or "dopri5", taken.method)
         dtype = torch.float64 if taken.method.adaptive else t.dtype
         observers.append(Callbacks(valid, state.unpack, dtype))
     if taken.max_num_steps is not None:
@@ -236,8 +235,8 @@ def _peer_adjoint(
     observers: list[Observer] = []
     given = arguments.callbacks(func, "_adjoint")
     if given:
-        arguments.warn_of_callbacks(given, method or "dopri5", taken.method)
-        observers.append(Callbacks(given, unpacking(state, params), torch.float64))
+        valid = arguments.supported(given, method or "dopri5", taken.method)
+        observers.append(Callbacks(valid, unpacking(state, params), torch.float64))
     if taken.max_num_steps is not None and len(t) > 1:
         observers.append(StepLimit(taken.max_num_steps, t.flip(0).tolist()))
     adaptive = taken.controller.adaptive
