@@ -18,7 +18,9 @@ from .errors import (
     StepFailure,
     StepSizeUnderflow,
     ToleranceWarning,
+    ZenoBehaviour,
 )
+from .events import Event
 from .solution import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
@@ -53,6 +55,7 @@ __all__ = [
     "Dopri8",
     "DriftWarning",
     "Euler",
+    "Event",
     "Fehlberg2",
     "FixedStep",
     "Heun",
@@ -78,6 +81,7 @@ __all__ = [
     "StepSizeUnderflow",
     "ToleranceWarning",
     "Tsit5",
+    "ZenoBehaviour",
     "integral_leaves",
     "models",
     "norms",

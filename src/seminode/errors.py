@@ -73,6 +73,12 @@ class StepFailure(SolveError):
     status = "step failure"
 
 
+class ZenoBehaviour(SolveError):
+    """An event occurs again and again within ever shorter times: the solve cannot get past that point."""
+
+    status = "Zeno behaviour"
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called into this package."""
     # Private, but documented, and nothing else gets a frame without the cost of a traceback.
