@@ -56,6 +56,7 @@ class EventSearch:
         self._values: list[float] = []
         self._end: tuple[float, list[float]] | None = None  # the same at the end of the latest step
         self._zero: dict[int, float] = {}  # events that have just fired: how small their functions are there
+        self._begun = False  # whether a step has been accepted, or an event has been found
         self._aim: Crossing | None = None
         self._corrections: list[float] = []
 
@@ -64,8 +65,10 @@ class EventSearch:
         assert self.landing is not None
         step = self.landing.step
         with torch.no_grad():
-            self._zero = {i: self._smallness(i, step) for i in self.landing.fired}
+            t, y = step.plan.t1, step.y1.detach()
+            self._zero = {i: abs(self._value(i, t, y)) for i in self.landing.fired}
         self.landing = self._aim = self._start = self._end = None
+        self._begun = True
         self._corrections = []
 
     def intercepts(self, step: Step, ratio: float) -> bool:
@@ -94,9 +97,10 @@ class EventSearch:
         if self._start == t0:
             return
         if self._end is not None and self._end[0] == t0:
-            self._values, self._zero = self._end[1], {}
+            self._values, self._zero, self._begun = self._end[1], {}, True
         else:
-            self._zero = self._zero if self._start is None else {}
+            if self._start is not None:
+                self._zero, self._begun = {}, True
             self._values = [self._value(i, t0, step.y0) for i in range(len(self._functions))]
         self._start = t0
 
@@ -133,11 +137,20 @@ class EventSearch:
         def g(x: float) -> float:
             return self._value(i, t0 + x * dt, step.at([t0 + x * dt])[0].detach())
 
-        if abs(start) > self._zero.get(i, 0.0):
+        if not self._zero_at_start(i, (later[0] - start) / (NODES[1] * dt)):
             return g, [start, *later]
         h = math.sqrt(self._eps)
         values = [(v - start) / x for x, v in zip(NODES[1:], later, strict=True)]
         return (lambda x: (g(x) - start) / x), [(g(h) - start) / h, *values]
+
+    def _zero_at_start(self, i: int, slope: float) -> bool:
+        """Whether an event that has just fired, or any at the start of the solve, is at its zero still."""
+        start = abs(self._values[i])
+        if start == 0.0:
+            return True
+        if self._begun and i not in self._zero:
+            return False
+        return start <= 2.0 * self._zero.get(i, 0.0) + abs(slope) * 16.0 * self._eps * self._schedule.span
 
     def _landed(self, step: Step, ratio: float, crossing: Crossing | None) -> bool:
         """Whether a step to the place aimed at is there, or the place has to be corrected; else it is no event."""
@@ -171,8 +184,7 @@ class EventSearch:
                 value, slope = self._value(i, plan.t1, step.y1.detach()), self._slope(i, step)
                 near = abs(value) <= abs(slope) * self._resolution(step)
                 rising = slope * plan.dt > 0.0
-                just_fired = abs(self._values[i]) <= self._zero.get(i, 0.0)
-                if slope == 0.0 or not near or just_fired or function.event.direction not in (0, 1 if rising else -1):
+                if slope == 0.0 or not near or self._zero_at_start(i, slope) or function.event.direction not in (0, 1 if rising else -1):
                     continue
             fired.append(i)
         return tuple(fired)
@@ -195,11 +207,6 @@ class EventSearch:
         states = step.at(times).detach()
         values = [self._values[i], *(self._value(i, t, y) for t, y in zip(times, states, strict=True))]
         return max(map(abs, values)) / abs(step.plan.dt)
-
-    def _smallness(self, i: int, step: Step) -> float:
-        """What of the function of an event that has just fired counts as zero."""
-        residual = abs(self._value(i, step.plan.t1, step.y1.detach()))
-        return 2.0 * residual + 16.0 * self._eps * self._slope_scale(i, step) * abs(step.plan.dt)
 
     def _value(self, i: int, t: float, y: Tensor) -> float:
         time = torch.full((), t, dtype=self._dtype, device=self._device)

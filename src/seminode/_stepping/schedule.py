@@ -94,7 +94,7 @@ class Schedule:
         ]
         if not land:
             self._places.append(Place(math.inf, is_jump=False, is_end=False))
-        self._span = self._end - self._s
+        self.span = self._end - self._s
         # A clock that began at 1 cannot end on 0 to the last digit of a number near 0.
         self._resolution = _rounding(self._s, self._end)
         self._carry = 0.0  # what rounding has kept from the clock so far
@@ -118,7 +118,7 @@ class Schedule:
     def smallest(self) -> float:
         """Below this a step cannot move the clock, or is not wanted."""
         # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
-        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self._span)
+        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
         return max(finest, self.controller.dt_min * (1.0 - 1e-12))
 
     def begin(self, proposal: float) -> None:
