@@ -18,8 +18,10 @@ from .errors import (
     StepFailure,
     StepSizeUnderflow,
     ToleranceWarning,
+    ZenoBehaviour,
 )
 from .grids import Grid
+from .events import Event
 from .solution import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
@@ -57,6 +59,7 @@ __all__ = [
     "Dopri8",
     "DriftWarning",
     "Euler",
+    "Event",
     "Fehlberg2",
     "FixedStep",
     "Grid",
@@ -84,6 +87,7 @@ __all__ = [
     "StepSizeUnderflow",
     "ToleranceWarning",
     "Tsit5",
+    "ZenoBehaviour",
     "integral_leaves",
     "models",
     "norms",

@@ -76,6 +76,12 @@ class StepFailure(SolveError):
     status = "step failure"
 
 
+class ZenoBehaviour(SolveError):
+    """An event occurs again and again within ever shorter times: the solve cannot get past that point."""
+
+    status = "Zeno behaviour"
+
+
 #: Categories of warnings that are not issued at present.
 _silenced: ContextVar[frozenset[type[Warning]]] = ContextVar("silenced", default=frozenset())
 

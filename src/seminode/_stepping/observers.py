@@ -46,6 +46,7 @@ class Counter(Observer):
         self.n_rejected = 0
         self.jumps = 0
         self.checks = 0
+        self.events = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
         self.n_accepted += 1
@@ -65,7 +66,8 @@ class Counter(Observer):
         params_error: float | None = None,
         report: BackwardReport | None = None,
     ) -> Stats:
-        counts = self.nfe, self.n_accepted, self.n_rejected, self.jumps, vjp_y, vjp_params, params_error, self.checks
+        steps = self.nfe, self.n_accepted, self.n_rejected, self.jumps
+        counts = *steps, vjp_y, vjp_params, params_error, self.checks, self.events
         return Stats(*counts) if report is None else Stats(*counts, report)
 
 
@@ -188,6 +190,13 @@ class Sampler(Observer):
             self._pieces.append(self._outputs.of(step, low, high, self._shifts))
             self._cursor = high
         self.ranges.append((low, high))
+
+    def append(self, y: Tensor) -> None:
+        """One more output: the state at the end of the last step."""
+        if self.ranges:
+            self._pieces.append(y.unsqueeze(0))
+            self._cursor += 1
+            self.ranges[-1] = self.ranges[-1][0], self._cursor
 
     @property
     def count(self) -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from ..controllers import Controller
+from ..controllers import Controller, Verdict
 from ..grids import Grid
 
 
@@ -105,6 +105,7 @@ class Place(NamedTuple):
     s: float
     is_jump: bool
     is_end: bool
+    is_event: bool = False
 
 
 class Schedule:
@@ -144,7 +145,7 @@ class Schedule:
         ]
         if not land:
             self._places.append(Place(math.inf, is_jump=False, is_end=False))
-        self._span = self._end - self._s
+        self.span = self._end - self._s
         # A clock that began at 1 cannot end on 0 to the last digit of a number near 0.
         self._resolution = _rounding(self._s, self._end)
         self._carry = 0.0  # what rounding has kept from the clock so far
@@ -168,7 +169,7 @@ class Schedule:
     def smallest(self) -> float:
         """Below this a step cannot move the clock, or is not wanted."""
         # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
-        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self._span)
+        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
         return max(finest, self.controller.dt_min * (1.0 - 1e-12))
 
     def begin(self, proposal: float) -> None:
@@ -200,12 +201,40 @@ class Schedule:
             return self._guarded(plan, landing and place.is_jump)
         return plan
 
-    def judge(self, plan: Plan, ratio: float) -> bool:
-        """Accept or reject a step, and move on if it is accepted."""
+    def accepts(self, plan: Plan, ratio: float) -> bool:
+        """Whether `judge` would accept a step."""
+        return self._verdict(plan, ratio).accept
+
+    def land_on(self, t: float) -> float:
+        """Let steps land on an event, which comes before all other places but may move. Returns where they will land."""
+        if self._places[self._next].is_event:
+            del self._places[self._next]
+        place = self._places[self._next]
+        s = max(self._sign * t, self._s + _rounding(self._s, self._sign * t))
+        if place.s - s <= max(_rounding(self._s, place.s), self._resolution):
+            return self._sign * place.s
+        self._places.insert(self._next, Place(s, is_jump=False, is_end=False, is_event=True))
+        return self._sign * s
+
+    def resume(self, t: float, reset: bool) -> None:
+        """Go on from an event, with the step size so far; a reset ends the trend of the error."""
+        self._s, self._carry, self._floating = self._sign * t, 0.0, True
+        self._on_jump = False
+        while self._next < len(self._places) and self._places[self._next].s <= self._s:
+            self._on_jump = self._places[self._next].is_jump
+            self._next += 1
+        if reset and self.controller.adaptive:
+            self._history = self._start_history
+
+    def _verdict(self, plan: Plan, ratio: float) -> Verdict:
         assert self._history is not None
         # The proposal itself, not what the clock made of it: near its resolution the two may differ for ever.
         taken = abs(plan.dt) if plan.landing else plan.proposal
-        verdict = self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
+        return self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
+
+    def judge(self, plan: Plan, ratio: float) -> bool:
+        """Accept or reject a step, and move on if it is accepted."""
+        verdict = self._verdict(plan, ratio)
         self._proposal, self._history = verdict.proposal, verdict.history
         if verdict.accept:
             self._carried = min(verdict.proposal, plan.proposal) if plan.landing else verdict.proposal

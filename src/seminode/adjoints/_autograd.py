@@ -96,7 +96,7 @@ class FunctionAdjoint(Adjoint):
         problem, y0 = forward.problem, forward.problem.y0
         if not torch.is_grad_enabled():
             return forward.run(forward.engine(), y0)
-        found = detect(forward)
+        found = forward.detected = forward.detected or detect(forward)
         args, params = problem.field.arg_tensors, found.params
         if any(map(has_tangent, (y0, problem.ts, *args, *params))):
             raise ValueError(f"adjoint: {self.name} has no forward-mode derivative; pass adjoint=sn.Direct()")
@@ -122,7 +122,10 @@ class FunctionAdjoint(Adjoint):
         forward.determinism.finish(forward.counter.nfe)
         if watch is not None and watch.used:
             used = {**{id(x): x for x in params}, **watch.used}
-            inputs = Inputs(problem, list(used.values()), found.used | set(watch.used))
+            params, used_ids = list(used.values()), found.used | set(watch.used)
+            inputs = Inputs(forward.problem, params, used_ids)
+        elif forward.problem is not problem:  # an event has cut it short
+            inputs = Inputs(forward.problem, params, found.used)
         forward.mark = fingerprint(result.ys)
         # .data: an output that is a state on its own is not a view of anything.
         outputs = result.ys.data, result.coefficients

@@ -46,9 +46,11 @@ class Direct(DiscreteAdjoint):
 
     def run(self, problem: Problem) -> ForwardResult:
         reach = reachable(problem.field.reach)
-        forward = ForwardPass(problem, Determinism(problem.y0.device, reach))
-        if problem.compile and not transforms_active() and forward.capture is not None:
-            return self.bind(forward)
+        return self.bind(ForwardPass(problem, Determinism(problem.y0.device, reach)))
+
+    def bind(self, forward: ForwardPass) -> ForwardResult:
+        if forward.problem.compile and not transforms_active() and forward.capture is not None:
+            return super().bind(forward)
         return self._run_eagerly(forward)
 
     def _run_eagerly(self, forward: ForwardPass) -> ForwardResult:
@@ -70,11 +72,11 @@ class Direct(DiscreteAdjoint):
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:
-                    _count_backward(output, result, problem.solver.evaluations)
+                    _count_backward(output, result, len(forward.ranges), problem.solver.evaluations)
         return result
 
     def tape(self, problem: Problem) -> ActivationTape:
-        return ActivationTape(outputs_inside(problem))
+        return ActivationTape(outputs_inside(problem), bool(problem.events))
 
     def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
         problem, capture = forward.problem, forward.capture
@@ -105,12 +107,14 @@ def _differentiable(ts: Tensor) -> bool:
     return is_wrapped(ts) or has_tangent(ts)
 
 
-def _count_backward(output: Tensor, result: ForwardResult, evaluations: int) -> None:
+def _count_backward(output: Tensor, result: ForwardResult, steps: int, evaluations: int) -> None:
     # Autograd backpropagates through the stages of every accepted step and evaluates nothing again.
     stats, record = result.stats, result.record
-    count = evaluations * stats.accepted
-    backward = Stats(accepted=stats.accepted, vjp_y=count, vjp_params=count)
-    backward_record = None if record is None else Record((), record.accepted[::-1], (), ())
+    count = evaluations * steps
+    backward = Stats(accepted=steps, vjp_y=count, vjp_params=count)
+    # Of a solve with events, these are the latest ones.
+    taken = () if record is None else record.accepted[len(record.accepted) - steps :]
+    backward_record = None if record is None else Record((), taken[::-1], (), ())
     report = stats.report
 
     def note(_: Tensor) -> None:
