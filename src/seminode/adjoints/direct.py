@@ -19,6 +19,7 @@ from .._stepping.problem import Problem
 from .._stepping.step import TimeShifts
 from .._untyped import register_hook
 from ..solution import Record, Stats
+from ..solvers import Solver
 from ._autograd import BackwardRequest, Gradients, Inputs
 from ._discrete.saved_activations import (
     ActivationTape,
@@ -69,7 +70,7 @@ class Direct(DiscreteAdjoint):
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:
-                    _count_backward(output, result, problem.solver.evaluations)
+                    _count_backward(output, result, problem.solver)
         return result
 
     def tape(self, problem: Problem) -> ActivationTape:
@@ -104,10 +105,10 @@ def _differentiable(ts: Tensor) -> bool:
     return is_wrapped(ts) or has_tangent(ts)
 
 
-def _count_backward(output: Tensor, result: ForwardResult, evaluations: int) -> None:
+def _count_backward(output: Tensor, result: ForwardResult, solver: Solver) -> None:
     # Autograd backpropagates through the stages of every accepted step and evaluates nothing again.
     stats, record = result.stats, result.record
-    count = evaluations * stats.accepted
+    count = solver.evaluations * stats.accepted if solver.steady else stats.nfe
     backward = Stats(accepted=stats.accepted, vjp_y=count, vjp_params=count)
     backward_record = None if record is None else Record((), record.accepted[::-1], (), ())
     report = stats.report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .adams import ExplicitAdams, ImplicitAdams
 from .base import Solver, StepResult
 from .explicit import (
     EXPLICIT,
@@ -23,10 +24,15 @@ from .explicit import (
 )
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 
-SolverName = Literal[ExplicitName, "reversible_heun"]
+SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
-BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeun}
+BY_NAME: dict[str, type[Solver]] = {
+    **EXPLICIT,
+    "reversible_heun": ReversibleHeun,
+    "explicit_adams": ExplicitAdams,
+    "implicit_adams": ImplicitAdams,
+}
 
 __all__ = [
     "BY_NAME",
@@ -36,10 +42,12 @@ __all__ = [
     "Dopri5",
     "Dopri8",
     "Euler",
+    "ExplicitAdams",
     "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
     "Heun",
+    "ImplicitAdams",
     "Midpoint",
     "Ralston",
     "ReversibleHeun",
