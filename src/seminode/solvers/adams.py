@@ -9,6 +9,7 @@ Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993),
 from __future__ import annotations
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from .._compile.torch_private import transforms_active
-from .._field.pytree import real_dtype
 from .._stepping.combination import MovingStep, SparseWeights, StepSize, combine, length, sparse
 from .._stepping.interpolation import weights_at
 from .base import Evaluate, Solver, StepResult
@@ -61,13 +61,20 @@ class Rule(NamedTuple):
     weights: SparseWeights
 
 
-@functools.lru_cache(maxsize=512)
 def rule(nodes: tuple[float, ...], columns: int) -> Rule:
-    """The rule of some nodes; whole and halved ones, and the like, are computed exactly."""
-    whole = [round(x) for x in nodes]
-    equal = all(abs(x - n) < ROUNDING for x, n in zip(nodes, whole, strict=True))
-    rows: Sequence[Sequence[float | Fraction]]
-    rows = integrated_basis([Fraction(n) for n in whole]) if equal else integrated_basis(list(nodes))
+    """The rule of some nodes. Those of equal steps are computed once, in exact rationals."""
+    whole = tuple(round(x) for x in nodes)
+    if all(abs(x - n) < ROUNDING for x, n in zip(nodes, whole, strict=True)):
+        return _of_equal_steps(whole, columns)
+    return _rule(integrated_basis(nodes), columns)
+
+
+@functools.cache
+def _of_equal_steps(nodes: tuple[int, ...], columns: int) -> Rule:
+    return _rule(integrated_basis([Fraction(n) for n in nodes]), columns)
+
+
+def _rule(rows: Sequence[Sequence[Number]], columns: int) -> Rule:
     matrix = tuple((*map(float, row), *[0.0] * (columns - len(row))) for row in rows)
     return Rule(matrix, sparse(float(sum(row)) for row in rows))
 
@@ -75,9 +82,54 @@ def rule(nodes: tuple[float, ...], columns: int) -> Rule:
 @functools.cache
 def within_step(count: int, columns: int) -> Rule:
     """The rule of equidistant nodes from 0 to 1, both included."""
-    rows = integrated_basis([Fraction(i, count - 1) for i in range(count)])
-    matrix = tuple((*map(float, row), *[0.0] * (columns - len(row))) for row in rows)
-    return Rule(matrix, sparse(float(sum(row)) for row in rows))
+    return _rule(integrated_basis(_equidistant(count)), columns)
+
+
+@functools.cache
+def refinement(count: int) -> tuple[SparseWeights, ...]:
+    """The rule of equidistant nodes, evaluated at those of one more, of which the first is left out.
+
+    In exact rationals: the powers of x have large coefficients of both signs.
+    """
+    rows = integrated_basis(_equidistant(count))
+    values = ([sum(c * x ** (m + 1) for m, c in enumerate(row)) for row in rows] for x in _equidistant(count + 1)[1:])
+    return tuple(sparse(map(float, value)) for value in values)
+
+
+def _equidistant(count: int) -> list[Fraction]:
+    return [Fraction(i, count - 1) for i in range(count)]
+
+
+class Nodes(NamedTuple):
+    """Where slopes were evaluated: 0 is the start of the step and 1 its end.
+
+    `shifts`, one per node, are zero and carry derivatives where the nodes move with the times of the solve.
+    """
+
+    places: tuple[float, ...]
+    shifts: Tensor | None = None
+
+    def with_end(self) -> Nodes:
+        shifts = None if self.shifts is None else torch.cat([self.shifts, torch.zeros(1, dtype=torch.float64)])
+        return Nodes((*self.places, 1.0), shifts)
+
+    def fixed(self, slopes: list[Tensor]) -> list[Tensor]:
+        """The same slopes with the derivative with respect to the nodes, so that rules may take these for constants.
+
+        If nodes move, the polynomial through the slopes has other values at the places where they have been:
+        Σⱼ ℓⱼ(xᵢ)·kⱼ, where the ℓⱼ belong to the moving nodes. This matrix is the identity; only its derivative matters.
+        """
+        if self.shifts is None:
+            return slopes
+        places = torch.tensor(self.places, dtype=torch.float64)
+        moving = places + self.shifts
+        rows = []
+        for j in range(len(slopes)):
+            others = [m for m in range(len(slopes)) if m != j]
+            ratios = [(places - moving[m]) / (moving[j] - moving[m]) for m in others]
+            rows.append(functools.reduce(torch.mul, ratios, torch.ones_like(places)))
+        matrix = torch.stack(rows, -1).to(slopes[0].device, slopes[0].dtype)
+        return list(torch.tensordot(matrix, torch.stack(slopes), 1).unbind())
 
 
 class AdamsMemory(NamedTuple):
@@ -112,41 +164,41 @@ class Adams(Solver):
         self.order = self.max_order = _check_order(max_order)
         self._history = history
         # Slopes are as many as a bootstrapped step may evaluate: its end slope has a number of its own.
-        self.stages = 2 + self.order * (self.order - 1) // 2
-        self.interpolant_order = max(self.order - 1, 1)
+        self.stages = 1 + self.order * (self.order - 1) // 2
+        self.interpolant_order = self.order
         self.interpolant = rule(tuple(-float(i) for i in range(self.order)), self.order).matrix
 
     @abstractmethod
     def _follow(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: tuple[float, ...], slopes: list[Tensor]
+        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
     ) -> StepResult:
-        """A step with a full history: the slopes at nodes 0, …, of which the others are negative."""
+        """A step with a full history: the slopes at the first node, which is 0, and at earlier ones."""
 
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: AdamsMemory) -> StepResult:
         first = evaluate(0.0, y0, stage=0) if memory.slope is None else memory.slope
         h = dt.value if isinstance(dt, MovingStep) else float(dt)
         known = _usable(memory.past, h)
-        nodes = (0.0, *(-t / h for t in memory.past[:known]))
-        slopes = [first, *memory.slopes[:known]]
+        nodes = Nodes((0.0, *(-t / h for t in memory.past[:known])))
         if isinstance(dt, MovingStep) and known:
-            slopes = _at_fixed_nodes(nodes, _times(memory)[:known], dt, slopes)
+            moving = torch.cat([torch.zeros(1, dtype=torch.float64), -_times(memory)[:known] / _length(dt)])
+            nodes = nodes._replace(shifts=moving - moving.detach())
         take = self._follow if known == self._history else self._bootstrap
-        result = take(evaluate, dt, y0, nodes, slopes)
+        result = take(evaluate, dt, y0, nodes, [first, *memory.slopes[:known]])
         return result._replace(memory=self._next(memory, first, known, dt, h))
 
     def _bootstrap(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: tuple[float, ...], slopes: list[Tensor]
+        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
     ) -> StepResult:
-        """A step whose polynomial is improved from the order of the known slopes to one below that of the method."""
-        first, stage, columns = slopes[0], 1, self.order
-        present = rule(nodes, columns)
-        for count in range(len(slopes) + 1, self.order):
-            inside = [sparse(weights_at(present.matrix, i / (count - 1))) for i in range(1, count)]
+        """A step whose polynomial is improved from the order of the known slopes to that of the method."""
+        known, slopes, stage = len(slopes), nodes.fixed(slopes), 1
+        present = rule(nodes.places, self.order)
+        inside = [sparse(weights_at(present.matrix, i / known)) for i in range(1, known + 1)]
+        for count in range(known + 1, self.order + 1):
             later = []
             for i, weights in enumerate(inside, 1):
                 later.append(evaluate(i / (count - 1), combine(y0, dt, weights, slopes), stage=stage))
                 stage += 1
-            slopes, present = [first, *later], within_step(count, columns)
+            slopes, present, inside = [slopes[0], *later], within_step(count, self.order), refinement(count)
         return StepResult(combine(y0, dt, present.weights, slopes), slopes, interpolant=present.matrix)
 
     def _next(self, memory: AdamsMemory, first: Tensor, known: int, dt: StepSize, h: float) -> AdamsMemory:
@@ -158,7 +210,7 @@ class Adams(Solver):
         unknown = [0.0] * (count - len(past))
         times = memory.times
         if times is not None or isinstance(dt, MovingStep):
-            moved = torch.as_tensor(length(dt), dtype=torch.float64).cpu()
+            moved = _length(dt)
             new = [moved.reshape(1), _times(memory)[:known] + moved, torch.zeros(count, dtype=torch.float64)]
             times = torch.cat(new)[:count]
         return AdamsMemory((first, *memory.slopes)[:count], (*past, *unknown), times)
@@ -199,7 +251,8 @@ class ExplicitAdams(Adams):
 
     Where steps have equal lengths, the bᵢ are the classical coefficients. The higher the order, the smaller the steps
     must be: for y′ = −λy the method of order p is stable up to λ·dt = 2, 1, 0.55, 0.3 for p = 1, …, 4, and about half
-    of that with each further order.
+    of that with each further order. Above order 10, outputs inside of the first p steps have rounding errors of about
+    1e-10; outputs at the ends of steps have not.
 
     Arguments:
         max_order: the order p, from 1 to 12. The first p − 1 steps build up the history; they cost more evaluations and
@@ -215,7 +268,7 @@ class ExplicitAdams(Adams):
         True
     """
 
-    def __init__(self, max_order: int = 12):
+    def __init__(self, max_order: int = 4):
         super().__init__(max_order, _check_order(max_order) - 1)
 
     @property
@@ -227,9 +280,10 @@ class ExplicitAdams(Adams):
         return 1
 
     def _follow(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: tuple[float, ...], slopes: list[Tensor]
+        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
     ) -> StepResult:
-        matrix, weights = rule(nodes, self.order)
+        matrix, weights = rule(nodes.places, self.order)
+        slopes = nodes.fixed(slopes)
         return StepResult(combine(y0, dt, weights, slopes), slopes, interpolant=matrix)
 
     def __repr__(self) -> str:
@@ -255,12 +309,12 @@ class ImplicitAdams(Adams):
     Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), III.1.
     """
 
-    def __init__(self, max_order: int = 12, max_iters: int = 4, rtol: float = 1e-7, atol: float = 1e-9):
+    def __init__(self, max_order: int = 4, max_iters: int = 4, rtol: float = 1e-7, atol: float = 1e-9):
         super().__init__(max_order, max(_check_order(max_order) - 2, 0))
         if isinstance(max_iters, bool) or not isinstance(max_iters, int) or max_iters < 1:
             raise ValueError(f"max_iters: expected a whole number of at least 1, found {max_iters!r}")
         for name, value in (("rtol", rtol), ("atol", atol)):
-            if isinstance(value, bool) or not isinstance(value, float | int) or not 0.0 <= value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, float | int) or not 0.0 <= value < math.inf:
                 raise ValueError(f"{name}: expected a finite number of at least 0, found {value!r}")
         self.max_iters, self.rtol, self.atol = max_iters, float(rtol), float(atol)
 
@@ -273,16 +327,15 @@ class ImplicitAdams(Adams):
         return 1 + self.max_iters
 
     def _follow(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: tuple[float, ...], slopes: list[Tensor]
+        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
     ) -> StepResult:
-        predicted = combine(y0, dt, rule(nodes, self.order).weights, slopes)
+        y1 = combine(y0, dt, rule(nodes.places, self.order).weights, nodes.fixed(slopes))
         matrix, weights = self._corrector(nodes)
-        *known, (last, weight) = weights
-        base = combine(y0, dt, tuple(known), slopes)
-        y1, end, failure, before = predicted, slopes[0], None, float("inf")
+        corrected, failure, before = slopes, None, math.inf
         for i in range(1, self.max_iters + 1):
             end = evaluate(1.0, y1, stage=i)
-            y, y1 = y1, combine(base, dt, ((0, weight),), [end])
+            corrected = nodes.with_end().fixed([*slopes, end])
+            y, y1 = y1, combine(y0, dt, weights, corrected)
             change = self._change(y, y1)
             if change <= 1.0:
                 break
@@ -290,19 +343,18 @@ class ImplicitAdams(Adams):
                 failure = f"correction {i} changed y1 by {change / before:.3g} times as much as the one before it"
                 break
             before = change
-        assert last == len(slopes)
-        return StepResult(y1, [*slopes, end], failure=failure, interpolant=matrix)
+        return StepResult(y1, corrected, failure=failure, interpolant=matrix)
 
-    def _corrector(self, nodes: tuple[float, ...]) -> Rule:
+    def _corrector(self, nodes: Nodes) -> Rule:
         """The rule of the known slopes and, as the last, the one at the end."""
         if self.order == 1:  # which does not read the first slope
             return Rule(((0.0,), (1.0,)), ((1, 1.0),))
-        return rule((*nodes, 1.0), self.order)
+        return rule(nodes.with_end().places, self.order)
 
     def _change(self, y: Tensor, y1: Tensor) -> float:
-        """By how many tolerances a correction has changed y1; infinite if it does not matter."""
+        """By how many tolerances a correction has changed y1; infinite if nobody looks at it."""
         if self.rtol == self.atol == 0.0 or transforms_active():
-            return float("inf")
+            return math.inf
         y, y1 = y.detach(), y1.detach()
         allowed = self.atol + self.rtol * torch.maximum(y.abs(), y1.abs())
         return float(((y1 - y).abs() / allowed).amax())
@@ -328,26 +380,8 @@ def _times(memory: AdamsMemory) -> Tensor:
     return torch.tensor(memory.past, dtype=torch.float64) if memory.times is None else memory.times
 
 
-def _at_fixed_nodes(nodes: Sequence[float], times: Tensor, dt: MovingStep, slopes: list[Tensor]) -> list[Tensor]:
-    """The same slopes with the derivative with respect to the times at which they were evaluated.
-
-    If nodes move, the polynomial through the slopes has other values at the places where they have been:
-    Σⱼ ℓⱼ(nᵢ)·kⱼ, where ℓⱼ belong to the moving nodes. Here this matrix is the identity; only its derivative matters.
-    """
-    step = torch.as_tensor(length(dt)).to("cpu", torch.float64)
-    fixed = torch.tensor(nodes, dtype=torch.float64)
-    moving = torch.cat([torch.zeros(1, dtype=torch.float64), -times / step])
-    moving = fixed + (moving - moving.detach())
-    rows = []
-    for i in range(len(nodes)):
-        row = []
-        for j in range(len(nodes)):
-            others = [m for m in range(len(nodes)) if m != j]
-            ratios = [(fixed[i] - moving[m]) / (moving[j] - moving[m]) for m in others]
-            row.append(functools.reduce(torch.mul, ratios))
-        rows.append(torch.stack(row))
-    matrix = torch.stack(rows).to(slopes[0].device, real_dtype(slopes[0])).to(slopes[0].dtype)
-    return list(torch.tensordot(matrix, torch.stack(slopes), 1).unbind())
+def _length(dt: StepSize) -> Tensor:
+    return torch.as_tensor(length(dt), dtype=torch.float64).cpu()
 
 
 def _check_order(order: Any) -> int:
