@@ -35,7 +35,7 @@ LAYERS = [
     {"controllers"},
     {"_stepping.problem", "_stepping.schedule", "_field.checks"},
     {"_stepping.observers", "_stepping.step"},
-    {"_stepping.engine", "_compile.programs", "_integrals.auto_norm"},
+    {"_stepping.engine", "_compile.programs", "_integrals.auto_norm", "_integrals.separability"},
     {"_stepping.loop", "_compile.engine"},
     {"adjoints"},
     {"solve", "extending"},

@@ -32,11 +32,13 @@ from .solvers import (
     Fehlberg2,
     Heun,
     ImplicitAdams,
+    Leapfrog,
     Midpoint,
     Ralston,
     ReversibleHeun,
     ReversibleRK,
     Tsit5,
+    Yoshida4,
 )
 
 __version__ = "0.1.0"
@@ -62,6 +64,7 @@ __all__ = [
     "ImplicitAdams",
     "Integral",
     "Interpolating",
+    "Leapfrog",
     "MaxStepsReached",
     "Midpoint",
     "NonFiniteState",
@@ -82,6 +85,7 @@ __all__ = [
     "StepSizeUnderflow",
     "ToleranceWarning",
     "Tsit5",
+    "Yoshida4",
     "integral_leaves",
     "models",
     "norms",

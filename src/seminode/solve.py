@@ -17,6 +17,7 @@ from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
 from ._integrals.auto_norm import ignoring_integrals
+from ._integrals.separability import separable
 from ._stepping.interpolation import DenseSolution
 from ._stepping.problem import Problem, Save
 from ._stepping.schedule import Plan
@@ -26,6 +27,7 @@ from .controllers import Controller
 from .norms import Norm
 from .solution import Solution, Status
 from .solvers import Solver, SolverName
+from .solvers.symplectic import Symplectic
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -178,6 +180,8 @@ def solve(
         run = _check_adjoint(adjoint).run
         if isinstance(norm, str) and norm == "auto":
             run = functools.partial(ignoring_integrals, run=run)
+        if isinstance(chosen_solver, Symplectic):
+            run = functools.partial(separable, solver=chosen_solver, run=run)
         return _solution(problem, _explained(run, problem), leaf.dtype, function)
 
 

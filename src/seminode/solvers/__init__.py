@@ -23,8 +23,9 @@ from .explicit import (
     Tsit5,
 )
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
+from .symplectic import Leapfrog, Yoshida4
 
-SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams"]
+SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {
@@ -32,6 +33,8 @@ BY_NAME: dict[str, type[Solver]] = {
     "reversible_heun": ReversibleHeun,
     "explicit_adams": ExplicitAdams,
     "implicit_adams": ImplicitAdams,
+    "leapfrog": Leapfrog,
+    "yoshida4": Yoshida4,
 }
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "Fehlberg2",
     "Heun",
     "ImplicitAdams",
+    "Leapfrog",
     "Midpoint",
     "Ralston",
     "ReversibleHeun",
@@ -57,4 +61,5 @@ __all__ = [
     "SolverName",
     "StepResult",
     "Tsit5",
+    "Yoshida4",
 ]
