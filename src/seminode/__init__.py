@@ -20,8 +20,8 @@ from .errors import (
     ToleranceWarning,
     ZenoBehaviour,
 )
-from .grids import Grid
 from .events import Event
+from .grids import Grid
 from .solution import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
@@ -32,14 +32,18 @@ from .solvers import (
     Dopri5,
     Dopri8,
     Euler,
+    ExplicitAdams,
     Fehlberg2,
     Heun,
     Heun3,
+    ImplicitAdams,
+    Leapfrog,
     Midpoint,
     Ralston,
     ReversibleHeun,
     ReversibleRK,
     Tsit5,
+    Yoshida4,
 )
 
 __version__ = "0.1.0"
@@ -60,13 +64,16 @@ __all__ = [
     "DriftWarning",
     "Euler",
     "Event",
+    "ExplicitAdams",
     "Fehlberg2",
     "FixedStep",
     "Grid",
     "Heun",
     "Heun3",
+    "ImplicitAdams",
     "Integral",
     "Interpolating",
+    "Leapfrog",
     "MaxStepsReached",
     "Midpoint",
     "NonFiniteState",
@@ -88,6 +95,7 @@ __all__ = [
     "ToleranceWarning",
     "Tsit5",
     "ZenoBehaviour",
+    "Yoshida4",
     "integral_leaves",
     "models",
     "norms",

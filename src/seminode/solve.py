@@ -17,6 +17,7 @@ from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
 from ._integrals.auto_norm import ignoring_integrals
+from ._integrals.separability import separable
 from ._stepping.interpolation import DenseSolution
 from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
@@ -28,6 +29,7 @@ from .events import Event
 from .norms import Norm
 from .solution import Solution, Status
 from .solvers import Solver, SolverName
+from .solvers.symplectic import Symplectic
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -195,11 +197,12 @@ def solve(
 
 def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem], ForwardResult]:
     """What runs a problem."""
-    if problem.events:
-        return functools.partial(run_with_events, adjoint=adjoint)
+    run = functools.partial(run_with_events, adjoint=adjoint) if problem.events else adjoint.run
     if isinstance(norm, str) and norm == "auto":
-        return functools.partial(ignoring_integrals, run=adjoint.run)
-    return adjoint.run
+        run = functools.partial(ignoring_integrals, run=run)
+    if isinstance(problem.solver, Symplectic):
+        run = functools.partial(separable, solver=problem.solver, run=run)
+    return run
 
 
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:

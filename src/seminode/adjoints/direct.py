@@ -19,6 +19,7 @@ from .._stepping.problem import Problem
 from .._stepping.step import time_shifts
 from .._untyped import register_hook
 from ..solution import Record, Stats
+from ..solvers import Solver
 from ._autograd import BackwardRequest, Gradients, Inputs
 from ._discrete.saved_activations import (
     ActivationTape,
@@ -72,7 +73,7 @@ class Direct(DiscreteAdjoint):
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:
-                    _count_backward(output, result, len(forward.ranges), problem.solver.evaluations)
+                    _count_backward(output, result, len(forward.ranges), problem.solver)
         return result
 
     def tape(self, problem: Problem) -> ActivationTape:
@@ -107,10 +108,10 @@ def _differentiable(ts: Tensor) -> bool:
     return is_wrapped(ts) or has_tangent(ts)
 
 
-def _count_backward(output: Tensor, result: ForwardResult, steps: int, evaluations: int) -> None:
+def _count_backward(output: Tensor, result: ForwardResult, steps: int, solver: Solver) -> None:
     # Autograd backpropagates through the stages of every accepted step and evaluates nothing again.
     stats, record = result.stats, result.record
-    count = evaluations * steps
+    count = solver.evaluations * steps if solver.steady else stats.nfe
     backward = Stats(accepted=steps, vjp_y=count, vjp_params=count)
     # Of a solve with events, these are the latest ones.
     taken = () if record is None else record.accepted[len(record.accepted) - steps :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .adams import ExplicitAdams, ImplicitAdams
 from .base import Solver, StepResult
 from .explicit import (
     EXPLICIT,
@@ -26,11 +27,19 @@ from .explicit import (
 )
 from .lagged import Lagged, QuarticBosh3, QuarticDopri8
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
+from .symplectic import Leapfrog, Yoshida4
 
-SolverName = Literal[ExplicitName, "reversible_heun"]
+SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
-BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeun}
+BY_NAME: dict[str, type[Solver]] = {
+    **EXPLICIT,
+    "reversible_heun": ReversibleHeun,
+    "explicit_adams": ExplicitAdams,
+    "implicit_adams": ImplicitAdams,
+    "leapfrog": Leapfrog,
+    "yoshida4": Yoshida4,
+}
 
 __all__ = [
     "BY_NAME",
@@ -41,12 +50,15 @@ __all__ = [
     "Dopri5",
     "Dopri8",
     "Euler",
+    "ExplicitAdams",
     "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
     "Heun",
     "Heun3",
     "Lagged",
+    "ImplicitAdams",
+    "Leapfrog",
     "Midpoint",
     "QuarticBosh3",
     "QuarticDopri8",
@@ -59,4 +71,5 @@ __all__ = [
     "StepResult",
     "Tsit5",
     "with_interpolant",
+    "Yoshida4",
 ]

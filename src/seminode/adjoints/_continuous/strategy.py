@@ -18,7 +18,7 @@ from ..._stepping.problem import Problem
 from ...controllers import Controller, PrescribedSteps
 from ...norms import Norm
 from ...solvers import Solver, SolverName
-from ...solvers.reversible import ReversibleSolver
+from ...solvers.reversible import CoupledSolver
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients
 from .dense_state import DenseState
 from .parameter_integral import ParameterIntegral
@@ -68,7 +68,7 @@ class ContinuousAdjoint(FunctionAdjoint):
                 "adjoint=sn.Replay(), or ask for the times you need in ts"
             )
         solver, controller = self.backward_method(problem)
-        if isinstance(solver, ReversibleSolver):
+        if isinstance(solver, CoupledSolver):
             raise ValueError(
                 f"adjoint: {self.name} cannot take its own steps with solver {solver.name!r}, whose two coupled copies "
                 f"are made for sn.Reversible(); pass {self.name}(solver='dopri5')"
