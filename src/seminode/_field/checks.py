@@ -6,7 +6,7 @@ import difflib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from .. import norms
 from ..controllers import Controller, Integral
 from ..errors import ToleranceWarning, warn
+from ..events import Event
 from ..norms import ErrorNorm, Norm
 from ..solvers import BY_NAME, Solver
+from .capture import restricted
+from .event_function import EventFunction
 from .pytree import Layout, flatten, real_dtype, same_nesting
 
 if TYPE_CHECKING:
     from .._stepping.problem import Save
+    from .field import Field
 
 #: Default (rtol, atol) by the real dtype of the state. Half precision is integrated in float32, but the field answers
 #: with two or three digits.
@@ -184,6 +188,27 @@ def check_jumps(jumps: Any) -> tuple[float, ...]:
     return tuple(sorted(set(values)))
 
 
+def check_events(event: Any, field: Field, params: Sequence[Tensor] | None, norm: Any) -> tuple[EventFunction, ...]:
+    """The events of a solve. With `params`, their functions are differentiable in their arguments and those alone."""
+    if event is None:
+        return ()
+    events: Any = (event,) if isinstance(event, Event) else event
+    if not isinstance(events, list | tuple):
+        raise TypeError(f"event: expected sn.Event(fn, ...) or a sequence of them, found {described(event)}")
+    for i, each in enumerate(events):
+        if not isinstance(each, Event):
+            hint = f"; write sn.Event({getattr(each, '__name__', 'fn')})" if callable(each) else ""
+            raise TypeError(f"event[{i}]: expected sn.Event(fn, ...), found {described(each)}{hint}")
+    if events and isinstance(norm, str) and norm == "auto":
+        raise ValueError(
+            "norm: 'auto' leaves out leaves that the field does not read, but an event may read them; name the leaves "
+            "that no event reads with norm=sn.norms.Without(...)"
+        )
+    if params is None:
+        return tuple(EventFunction(each, i, field) for i, each in enumerate(events))
+    return tuple(EventFunction(each, i, field, lambda f: restricted(f, params)) for i, each in enumerate(events))
+
+
 def check_error_norm(
     norm: Any, rtol: Any, atol: Any, y0: Any, layout: Layout, like: Tensor, controller: Controller
 ) -> ErrorNorm | None:
@@ -304,6 +329,11 @@ def check_save(save: Any) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
     if save not in ("ts", "last", "steps"):
         raise ValueError(f"save: expected 'ts', 'last', 'steps' or a callable save(t, y), found {save!r}")
     return save, None
+
+
+def check_landing(controller: Controller, save: Save) -> None:
+    if not controller.land and save != "ts":
+        raise ValueError(f"save: {save!r} needs steps that end on ts[-1]; found a controller with land=False")
 
 
 def check_args(args: Any) -> tuple[Any, ...]:

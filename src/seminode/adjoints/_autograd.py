@@ -58,6 +58,11 @@ class FunctionAdjoint(Adjoint):
     samples: ClassVar[bool] = True
 
     @property
+    def repeats_steps(self) -> bool:
+        """Whether its backward pass takes or checks steps of the forward pass again."""
+        return True
+
+    @property
     def name(self) -> str:
         return type(self).__name__
 
@@ -91,7 +96,7 @@ class FunctionAdjoint(Adjoint):
         problem, y0 = forward.problem, forward.problem.y0
         if not torch.is_grad_enabled():
             return forward.run(forward.engine(), y0)
-        found = detect(forward)
+        found = forward.detected = forward.detected or detect(forward)
         args, params = problem.field.arg_tensors, found.params
         if any(map(has_tangent, (y0, problem.ts, *args, *params))):
             raise ValueError(f"adjoint: {self.name} has no forward-mode derivative; pass adjoint=sn.Direct()")
@@ -99,6 +104,11 @@ class FunctionAdjoint(Adjoint):
             with torch.no_grad():
                 return forward.run(forward.engine(), y0)
         self.refuse(problem)
+        if problem.solver.carries_slopes and self.repeats_steps:
+            raise ValueError(
+                f"adjoint: {self.name} takes single steps again, but a step of {problem.solver!r} depends on slopes of "
+                "the one before it; pass adjoint=sn.Direct(), or sn.Backsolve(check=False)"
+            )
         if problem.params is None:
             refuse_cut(found.cut, times_too=problem.ts.requires_grad)
         forward.tape = self.tape(problem) or forward.tape
@@ -112,7 +122,10 @@ class FunctionAdjoint(Adjoint):
         forward.determinism.finish(forward.counter.nfe)
         if watch is not None and watch.used:
             used = {**{id(x): x for x in params}, **watch.used}
-            inputs = Inputs(problem, list(used.values()), found.used | set(watch.used))
+            params, used_ids = list(used.values()), found.used | set(watch.used)
+            inputs = Inputs(forward.problem, params, used_ids)
+        elif forward.problem is not problem:  # an event has cut it short
+            inputs = Inputs(forward.problem, params, found.used)
         forward.mark = fingerprint(result.ys)
         # .data: an output that is a state on its own is not a view of anything.
         outputs = result.ys.data, result.coefficients

@@ -1,0 +1,150 @@
+"""Gradients through events: against central differences of the frozen map, closed forms, and for every adjoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seminode as sn
+
+F64 = torch.float64
+DISCRETE = {"direct": sn.Direct(), "replay": sn.Replay(), "sparse": sn.Replay(every=3), "checkpointed": sn.Checkpointed(2)}
+CONTINUOUS = {"backsolve": sn.Backsolve(), "interpolating": sn.Interpolating(), "quadrature": sn.Quadrature()}
+
+Inputs = dict[str, Tensor]
+Solve = Callable[..., sn.Solution]
+
+
+def oscillator(inputs: Inputs, **options: Any) -> sn.Solution:
+    """A forced oscillator that is kicked where it passes a level, and whose turning points are recorded."""
+    weight, level, kick = inputs["weight"], inputs["level"], inputs["kick"]
+
+    def field(t: Tensor, y: Tensor, arg: Tensor) -> Tensor:
+        return torch.stack([y[1], -weight * torch.sin(y[0]) - 0.1 * y[1] + arg * torch.cos(1.3 * t)])
+
+    def passes(t: Tensor, y: Tensor, arg: Tensor) -> Tensor:
+        return y[0] - level * (1.0 + 0.1 * torch.sin(t) * arg)
+
+    def kicked(t: Tensor, y: Tensor, arg: Tensor) -> Tensor:
+        return torch.stack([y[0] - 0.01 * kick * t**2, kick * y[1] + 0.1 * arg])
+
+    events = [sn.Event(passes, direction=-1, reset=kicked), sn.Event(lambda t, y, arg: y[1], terminal=False)]
+    return sn.solve(field, inputs["y0"], inputs["ts"], args=(inputs["arg"],), event=events, **options)
+
+
+def oscillator_inputs(decreasing: bool = False) -> Inputs:
+    ts = torch.tensor([0.2, 1.1, 2.05, 3.3, 4.6, 7.0], dtype=F64)
+    return {
+        "y0": torch.tensor([1.0, 0.3], dtype=F64),
+        "ts": -ts if decreasing else ts,
+        "arg": torch.tensor(0.4, dtype=F64),
+        "weight": torch.tensor(2.0, dtype=F64),
+        "level": torch.tensor(0.3, dtype=F64),
+        "kick": torch.tensor(1.2, dtype=F64),
+    }
+
+
+def loss(sol: sn.Solution) -> Tensor:
+    """Reads every output, every event time and every event state, each in its own way."""
+    total = torch.zeros((), dtype=F64)
+    for k, x in enumerate([sol.ys, *(x for each in sol.events for x in (each.times, each.states))]):
+        weights = torch.cos(torch.arange(x.numel(), dtype=F64) + k).reshape(x.shape)
+        total = total + (weights * x).sum() + 0.1 * (x**2).sum()
+    return total
+
+
+def gradients(solve: Solve, inputs: Inputs, **options: Any) -> tuple[Inputs, sn.Solution]:
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    sol = solve(leaves, **options)
+    loss(sol).backward()
+    return {k: torch.zeros_like(x) if x.grad is None else x.grad for k, x in leaves.items()}, sol
+
+
+def differences(solve: Solve, inputs: Inputs, h: float = 1e-5, **options: Any) -> Inputs:
+    """Fourth-order central differences, entry by entry."""
+
+    def at(name: str, i: int, x: float) -> float:
+        moved = {k: v.clone() for k, v in inputs.items()}
+        moved[name].view(-1)[i] += x
+        with torch.no_grad():
+            return float(loss(solve(moved, **options)))
+
+    found = {}
+    for name, x in inputs.items():
+        entries = [
+            (8.0 * (at(name, i, h) - at(name, i, -h)) - (at(name, i, 2 * h) - at(name, i, -2 * h))) / (12.0 * h)
+            for i in range(x.numel())
+        ]
+        found[name] = torch.tensor(entries, dtype=F64).reshape(x.shape)
+    return found
+
+
+def frozen_steps(sol: sn.Solution) -> sn.PrescribedSteps:
+    """The proposals of the accepted steps that do not land on events: those are found again."""
+    assert sol.record is not None
+    times = {float(t) for each in sol.events for t in each.times}
+    return sn.PrescribedSteps([plan.proposal for plan in sol.record.accepted if plan.t1 not in times])
+
+
+def assert_close(found: Inputs, expected: Inputs, bound: float) -> None:
+    for name, x in expected.items():
+        error = float((found[name] - x).norm() / max(1.0, float(x.norm())))
+        assert error <= bound, (name, error, found[name], x)
+
+
+@pytest.fixture(scope="module")
+def fixed_differences() -> Inputs:
+    return differences(oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11))
+
+
+@pytest.mark.parametrize("adjoint", DISCRETE)
+def test_discrete_gradients_are_those_of_the_frozen_map(adjoint: str, fixed_differences: Inputs) -> None:
+    found, sol = gradients(
+        oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11), adjoint=DISCRETE[adjoint]
+    )
+    assert sol.events[0].counts >= 2 and sol.events[1].counts >= 2
+    assert_close(found, fixed_differences, 1e-8)
+
+
+@pytest.mark.parametrize("decreasing", [False, True])
+def test_gradients_of_adaptive_steps_are_those_of_the_frozen_map(decreasing: bool) -> None:
+    inputs = oscillator_inputs(decreasing)
+    options = {"rtol": 1e-5, "atol": 1e-5}
+    found, sol = gradients(oscillator, inputs, record=True, **options)
+    again = oscillator(inputs, controller=frozen_steps(sol))
+    assert torch.equal(again.events[0].times, sol.events[0].times.detach())
+    assert_close(found, differences(oscillator, inputs, controller=frozen_steps(sol)), 1e-7)
+
+
+@pytest.mark.parametrize("options", [{"save": "last"}, {"save": "steps"}, {"jumps": [1.7, 3.9]}], ids=str)
+def test_gradients_with_other_outputs_and_with_jumps(options: dict[str, Any]) -> None:
+    options = options | {"controller": sn.FixedStep(0.13)}
+    found, _ = gradients(oscillator, oscillator_inputs(), **options)
+    assert_close(found, differences(oscillator, oscillator_inputs(), **options), 1e-7)
+
+
+def test_gradients_of_dense_output() -> None:
+    def dense(inputs: Inputs, **options: Any) -> sn.Solution:
+        sol = oscillator(inputs, dense=True, save="last", **options)
+        assert sol.dense is not None
+        times = torch.linspace(0.25, 5.9, 12, dtype=F64)
+        return sn.Solution(times, sol.dense(times), sol.stats, events=sol.events)
+
+    options = {"controller": sn.FixedStep(0.13)}
+    found, _ = gradients(dense, oscillator_inputs(), **options)
+    assert_close(found, differences(dense, oscillator_inputs(), **options), 1e-7)
+
+
+@pytest.mark.parametrize("adjoint", CONTINUOUS)
+def test_continuous_gradients_are_those_of_the_exact_solution(adjoint: str) -> None:
+    inputs = oscillator_inputs()
+    options = {"rtol": 1e-10, "atol": 1e-10}
+    expected, _ = gradients(oscillator, inputs, adjoint=sn.Direct(), **options)
+    found, sol = gradients(oscillator, inputs, adjoint=CONTINUOUS[adjoint], **options)
+    assert_close(found, expected, 1e-7)
+    assert sol.stats.backward is not None and sol.stats.backward.vjp_y > 0
