@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from observations import irregular, series
+from observations import series
 from torch import Tensor, nn
 
 import seminode as sn
@@ -60,23 +60,6 @@ def test_a_tuple_of_states_with_a_tuple_of_slopes() -> None:
     moved = (PATH.evaluate(PATH.interval[1]) - PATH.evaluate(PATH.interval[0])).sum(-1, keepdim=True)
     torch.testing.assert_close(sol.ys[0][-1] - Z0, moved.expand(-1, 2), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sol.ys[1][-1] - Z0[:, :1], 2.0 * moved, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("scheme", [paths.linear, paths.hermite_cubic])
-def test_the_tensors_that_an_evaluation_reads_get_the_gradient(scheme: Any) -> None:
-    """Named in `params=`, they pass the gradient on to the observations, as if nothing was named."""
-    x, times = series(4, 5, 3, seed=5).requires_grad_(), irregular(5).requires_grad_()
-    grads = []
-    for named in (True, False):
-        path = scheme(x, times)
-        params = path.slope_tensors if named else None
-        field = paths.ControlledField(Matrix(), path)
-        ts = [float(times[0]), float(times[-1])]
-        sol = sn.solve(field, Z0, ts, jumps=path.jumps, params=params)
-        grads.append(torch.autograd.grad(sol.ys[-1].sum(), (x, times)))
-    for named, detected in zip(*grads, strict=True):
-        assert float(named.abs().max()) > 1e-3
-        torch.testing.assert_close(named, detected)
 
 
 def wrong(answer: Any) -> paths.ControlledField:

@@ -229,11 +229,6 @@ class Path:
         return values, *(slopes[:, m - 1] / m for m in range(1, slopes.shape[1] + 1))
 
     @property
-    def slope_tensors(self) -> list[Tensor]:
-        """The tensors that `derivative` reads: name them in `solve(params=...)`, if you use that."""
-        return [self._lines] if self._slopes.shape[1] == 1 else [self._slopes, self._starts]
-
-    @property
     def bends(self) -> Tensor:
         """The knots of all series inside the interval, sorted. dX/dt or a higher derivative is discontinuous there.
 
