@@ -52,10 +52,6 @@ class PiecewisePolynomial(InterpolationBase):
         path = self._current_path()
         return _at(path.derivative, t, path)
 
-    def slope_tensors(self) -> list[Tensor]:
-        """The tensors that `derivative` reads."""
-        return self._current_path().slope_tensors
-
     def _current_path(self) -> Path:
         buffers = self._buffers.values()
         if self._path is not None and all(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..._field.reach import reachable
 from ...errors import warn
 from ...paths import ControlledField
-from ._gradients import control_tensors, leading_to
-from ._odeint import odeint, odeint_adjoint
+from ..torchdiffeq import odeint, odeint_adjoint
 from ._torchsde import sdeint
 
 
@@ -47,7 +47,8 @@ def cdeint(
     z0 = z0 if isinstance(z0, Tensor) else tuple(z0)
     if adjoint:
         kwargs = {"adjoint_atol": kwargs["atol"], "adjoint_rtol": kwargs["rtol"], **kwargs}
-        _name_control_tensors(field, kwargs)
+        if kwargs.get("adjoint_params") is None:
+            kwargs["adjoint_params"] = _differentiable_tensors(field)
     if backend == "torchsde":
         zs = sdeint(field, z0, t, adjoint=adjoint, **kwargs)
     else:
@@ -55,21 +56,15 @@ def cdeint(
     return zs.movedim(0, -2) if isinstance(zs, Tensor) else tuple(z.movedim(0, -2) for z in zs)
 
 
-def _name_control_tensors(field: ControlledField, kwargs: dict[str, Any]) -> None:
-    """Add the tensors of the control to `adjoint_params`, if these name what the control was made from.
-
-    A path is computed from the coefficients of a control when that is made. The field reads the result, so this is
-    what the backward pass differentiates; autograd takes the gradient on to the coefficients.
-    """
-    read = control_tensors(field.control)
-    params: Iterable[Tensor] | None = kwargs.get("adjoint_params")
-    if params is not None:
-        params = tuple(params)
-        kwargs["adjoint_params"] = *params, *leading_to(read, params)
-    elif read:
+def _differentiable_tensors(field: ControlledField) -> tuple[Tensor, ...]:
+    """All tensors of the equation that require a gradient, also those that a function as the field closes over."""
+    closed_over = [] if isinstance(field.field, nn.Module) else reachable(field.field).leaves()
+    buffers = [x for x in field.buffers() if x.requires_grad]
+    if buffers:
         warn(
             "X: the control requires a gradient, but adjoint_params is not given. torchcde gives no gradient in this "
             "case; here it is computed, at the cost of one more integral. If you need it, name the coefficients: "
             "adjoint_params=(*func.parameters(), coeffs). If not, call coeffs.detach().",
             UserWarning,
         )
+    return *field.parameters(), *buffers, *closed_over
