@@ -170,8 +170,7 @@ def solve(
         tensor_ts, times = checks.check_times(_without_inference(ts), flat)
         chosen_solver = checks.check_solver(solver)
         chosen_controller = checks.check_controller(controller, chosen_solver)
-        where, function = checks.check_save(save)
-        checks.check_landing(chosen_controller, where)
+        where, function = checks.check_save(save, chosen_controller)
         flat_field = Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device))
         chosen_params = None if params is None else chosen(params)
         problem = Problem(

@@ -322,18 +322,15 @@ def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
         )
 
 
-def check_save(save: Any) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
+def check_save(save: Any, controller: Controller) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
     """Where to save, and a function to apply there."""
     if callable(save):
         return "ts", save
     if save not in ("ts", "last", "steps"):
         raise ValueError(f"save: expected 'ts', 'last', 'steps' or a callable save(t, y), found {save!r}")
-    return save, None
-
-
-def check_landing(controller: Controller, save: Save) -> None:
-    if not controller.land and save != "ts":
+    if save != "ts" and not controller.land:
         raise ValueError(f"save: {save!r} needs steps that end on ts[-1]; found a controller with land=False")
+    return save, None
 
 
 def check_args(args: Any) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .adams import ExplicitAdams, ImplicitAdams
+from .adams import MAX_ORDER, ExplicitAdams, ImplicitAdams
 from .base import Solver, StepResult
 from .explicit import (
     EXPLICIT,
@@ -25,7 +25,7 @@ from .explicit import (
     Tsit5,
     with_interpolant,
 )
-from .lagged import Lagged, QuarticBosh3, QuarticDopri8
+from .lagged import GrowingAdams, Lagged, QuarticBosh3, QuarticDopri8
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 from .symplectic import Leapfrog, Yoshida4
 
@@ -43,6 +43,7 @@ BY_NAME: dict[str, type[Solver]] = {
 
 __all__ = [
     "BY_NAME",
+    "MAX_ORDER",
     "RK4",
     "RK38",
     "AdaptiveHeun",
@@ -54,6 +55,7 @@ __all__ = [
     "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
+    "GrowingAdams",
     "Heun",
     "Heun3",
     "Lagged",

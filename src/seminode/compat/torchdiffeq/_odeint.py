@@ -14,6 +14,7 @@ from ... import errors
 from ...adjoints import Adjoint, Direct
 from ...errors import SolveError, ToleranceWarning
 from ...extending import Observer
+from ...grids import Grid
 from ...solution import Solution
 from ...solve import solve
 from . import _arguments as arguments
@@ -21,7 +22,7 @@ from . import _ledger as ledger
 from ._adjoint import AdjointNorms, PeerAdjoint, unpacking
 from ._arguments import Callbacks, State, StepLimit
 from ._errors import translated
-from ._methods import Steps, find, steps
+from ._methods import Steps, steps
 from ._switch import current
 
 
@@ -56,8 +57,7 @@ def odeint(
     refuse_event(event_fn)
     state = arguments.check_state(y0)
     arguments.check_times(t, state.first)
-    settings = current()
-    chosen, taken = _chosen(func, state, t, method, options, settings.adjoint)
+    chosen, taken = _chosen(func, state, t, method, options, (rtol, atol))
     adjoint = Direct() if chosen is None else chosen
     return _outputs(_run(func, state, t, taken, method, rtol, atol, adjoint), state)
 
@@ -113,7 +113,7 @@ def odeint_adjoint(
     params = _adjoint_params(func, adjoint_params, adjoint_options)
     state = arguments.check_state(y0)
     arguments.check_times(t, state.first)
-    chosen, taken = _chosen(func, state, t, method, options, current().adjoint)
+    chosen, taken = _chosen(func, state, t, method, options, (rtol, atol))
     if chosen is not None:
         sol = _run(
             func, state, t, taken, method, rtol, atol, chosen, adjoint_params if adjoint_params is None else params
@@ -151,20 +151,27 @@ def odeint_dense(
     t = torch.stack([torch.as_tensor(x, device=state.first.device).reshape(()) for x in (t0, t1)])
     t = t if t.is_floating_point() else t.to(torch.float64)
     arguments.check_times(t, state.first, "t0, t1")
-    taken = steps(func, y0, t, method, options or {})
+    taken = steps(func, y0, t, method, options or {}, (rtol, atol))
     sol = _run(func, state, t, taken, method, rtol, atol, Direct(), dense=True)
     assert sol.dense is not None
     return sol.dense.__call__
 
 
 def _chosen(
-    func: Any, state: State, t: Tensor, method: str | None, options: dict[str, Any] | None, adjoint: Adjoint | None
+    func: Any,
+    state: State,
+    t: Tensor,
+    method: str | None,
+    options: dict[str, Any] | None,
+    tolerances: tuple[Any, Any],
 ) -> tuple[Adjoint | None, Steps]:
     """The adjoint of the switch, where it applies, and how to step."""
-    if adjoint is not None and t.requires_grad and not find(method).adaptive:
-        adjoint = Direct()  # the others hold the times of a grid fixed
-    own = adjoint is not None
-    return adjoint, steps(func, state.y0, t, method, options or {}, own)
+    adjoint = current().adjoint
+    taken = steps(func, state.y0, t, method, options or {}, tolerances, own=adjoint is not None)
+    on_grid = isinstance(taken.controller, Grid)
+    if adjoint is not None and ((on_grid and t.requires_grad) or taken.solver.carries_slopes):
+        adjoint = Direct()  # the others hold the times of a grid fixed, and take single steps
+    return adjoint, taken
 
 
 def _run(
@@ -231,7 +238,7 @@ def _peer_adjoint(
     rtol: Any,
     atol: Any,
 ) -> PeerAdjoint:
-    taken = steps(func, state.y0, t.detach().flip(0), method, options)
+    taken = steps(func, state.y0, t.detach().flip(0), method, options, (rtol, atol))
     observers: list[Observer] = []
     given = arguments.callbacks(func, "_adjoint")
     if given:
