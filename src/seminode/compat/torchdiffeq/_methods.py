@@ -97,7 +97,8 @@ class Steps(NamedTuple):
     controller: Controller
     jumps: tuple[float, ...]
     norm: Any  # None: the default
-    max_num_steps: int | None
+    max_num_steps: int | None  # between two output times
+    max_steps: int | None = None
 
 
 def is_adams(method: Method) -> bool:
