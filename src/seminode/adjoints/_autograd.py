@@ -227,6 +227,8 @@ class Inputs:
         first = 2 + len(self.args)
         self._unseen = {i: (x, x._version) for i, x in enumerate(params, first) if id(x) not in used}
         self._count = len(self.tensors)
+        # Where the field uses no other tensors than the chosen ones, nothing needs to be kept constant.
+        self._restrict = problem.params is not None and not used <= {id(x) for x in params if x.is_leaf}
 
     def guarded(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The inputs that autograd watches for changes."""
@@ -262,7 +264,7 @@ class Inputs:
     def bound(self, args: Sequence[Tensor], params: Sequence[Tensor]) -> Field:
         """The field with other tensors in the place of its args and of its parameters."""
         field, chosen = self._problem.field, self._problem.params
-        func = field.func if chosen is None else restricted(field.func, chosen)
+        func = restricted(field.func, chosen) if self._restrict and chosen is not None else field.func
         return field.bind(args, substituted(func, self.params, params))
 
     def gradients(

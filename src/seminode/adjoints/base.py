@@ -258,7 +258,7 @@ class ForwardPass:
             memory=memory,
             error=problem.error,
             max_steps=problem.max_steps,
-            check=check,
+            check=check and problem.controller.check,
             search=self.search,
         )
         if check and not all(map(is_finite, (end, *solver.carried(memory)))):
