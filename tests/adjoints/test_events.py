@@ -148,3 +148,131 @@ def test_continuous_gradients_are_those_of_the_exact_solution(adjoint: str) -> N
     found, sol = gradients(oscillator, inputs, adjoint=CONTINUOUS[adjoint], **options)
     assert_close(found, expected, 1e-7)
     assert sol.stats.backward is not None and sol.stats.backward.vjp_y > 0
+
+
+# Three hybrid systems, with every adjoint
+
+
+def ball(inputs: Inputs, **options: Any) -> sn.Solution:
+    """Twenty bounces of a ball with drag, linear for small and quadratic for large speeds."""
+    drag, restitution = inputs["drag"], inputs["restitution"]
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([y[1], -9.81 - drag * y[1] * torch.sqrt(1.0 + y[1] ** 2)])
+
+    def bounce(t: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([y[0], -restitution * y[1]])
+
+    touch = sn.Event(lambda t, y: y[0] - inputs["ground"], direction=-1, reset=bounce, max_count=20)
+    return sn.solve(field, inputs["y0"], inputs["ts"], event=touch, **options)
+
+
+def neurons(inputs: Inputs, **options: Any) -> sn.Solution:
+    """Eight leaky integrate-and-fire neurons. A spike lifts all other neurons a little."""
+    threshold, rest, coupling = inputs["threshold"], inputs["rest"], inputs["coupling"]
+
+    def field(t: Tensor, v: Tensor, current: Tensor) -> Tensor:
+        return current - v
+
+    def neuron(i: int) -> sn.Event:
+        own = torch.eye(8, dtype=F64)[i]
+
+        def spike(t: Tensor, v: Tensor, current: Tensor) -> Tensor:
+            return torch.where(own > 0.0, rest, v + coupling * (threshold - v))
+
+        return sn.Event(lambda t, v, current: v[i] - threshold, direction=1, reset=spike)
+
+    events = [neuron(i) for i in range(8)]
+    return sn.solve(field, inputs["y0"], inputs["ts"], args=(inputs["current"],), event=events, **options)
+
+
+def patient(inputs: Inputs, **options: Any) -> sn.Solution:
+    """A drug moves from gut to blood and is eliminated; a dose is taken when the blood falls below a threshold."""
+    rates, dose, threshold = inputs["rates"], inputs["dose"], inputs["threshold"]
+
+    def field(t: Tensor, y: dict[str, Tensor]) -> dict[str, Tensor]:
+        absorbed = rates[0] * y["gut"]
+        return {"gut": -absorbed, "blood": absorbed - rates[1] * y["blood"] / (0.5 + y["blood"])}
+
+    def taken(t: Tensor, y: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"gut": y["gut"] + dose, "blood": y["blood"]}
+
+    def low(t: Tensor, y: dict[str, Tensor]) -> Tensor:
+        return y["blood"] - threshold
+
+    start = {"gut": inputs["y0"][0], "blood": inputs["y0"][1]}
+    sol = sn.solve(field, start, inputs["ts"], event=sn.Event(low, direction=-1, reset=taken), **options)
+    ys = torch.stack([sol.ys["gut"], sol.ys["blood"]], 1)
+    (each,) = sol.events
+    occurrences = type(each)(each.times, torch.stack([each.states["gut"], each.states["blood"]], 1), each.counts)
+    return sn.Solution(sol.ts, ys, sol.stats, sol.status, events=(occurrences,))
+
+
+def tensors(**values: Any) -> Inputs:
+    return {name: torch.as_tensor(value, dtype=F64) for name, value in values.items()}
+
+
+SYSTEMS: dict[str, tuple[Solve, Inputs, float, int]] = {
+    "ball": (
+        ball,
+        tensors(y0=[3.0, 0.2], ts=torch.linspace(0.0, 30.0, 31), drag=0.02, restitution=0.95, ground=0.1),
+        0.05,
+        20,
+    ),
+    "neurons": (
+        neurons,
+        tensors(
+            y0=torch.linspace(0.0, 0.7, 8),
+            ts=[0.0, 0.7, 1.6, 2.5],
+            current=torch.linspace(1.5, 2.9, 8),
+            threshold=1.0,
+            rest=0.05,
+            coupling=0.03,
+        ),
+        0.2,
+        16,
+    ),
+    "patient": (
+        patient,
+        tensors(y0=[1.0, 0.6], ts=torch.linspace(0.0, 12.0, 7), rates=[1.4, 0.5], dose=0.9, threshold=0.5),
+        0.1,
+        3,
+    ),
+}
+
+
+def directions(inputs: Inputs) -> Inputs:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(x.shape, dtype=F64, generator=generator) for name, x in inputs.items()}
+
+
+@pytest.fixture(scope="module")
+def along() -> dict[str, dict[str, float]]:
+    """Central differences of the frozen maps along one direction for each input, by system."""
+    found: dict[str, dict[str, float]] = {}
+    for system, (solve, inputs, dt, _) in SYSTEMS.items():
+        found[system] = {}
+        for name, direction in directions(inputs).items():
+
+            def at(x: float, name: str = name, direction: Tensor = direction) -> float:
+                with torch.no_grad():
+                    moved = inputs | {name: inputs[name] + x * direction}
+                    return float(loss(solve(moved, controller=sn.FixedStep(dt))))
+
+            h = 1e-5
+            found[system][name] = (8.0 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12.0 * h)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjoint", [*DISCRETE, *CONTINUOUS])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_gradients_of_hybrid_systems(system: str, adjoint: str, along: dict[str, dict[str, float]]) -> None:
+    """Times and states of all events, outputs, parameters of field, event and reset: within 1e-6 of the frozen map."""
+    solve, inputs, dt, count = SYSTEMS[system]
+    options = {"adjoint": (DISCRETE | CONTINUOUS)[adjoint], "controller": sn.FixedStep(dt)}
+    found, sol = gradients(solve, inputs, **options)
+    assert sum(each.counts for each in sol.events) >= count
+    for name, direction in directions(inputs).items():
+        expected = along[system][name]
+        assert abs(float((found[name] * direction).sum()) - expected) <= 1e-6 * max(1.0, abs(expected)), name
