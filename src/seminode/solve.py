@@ -205,14 +205,19 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
 
 
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
-    """Run a problem; an error that comes from the signature of the field says so."""
+    """Run a problem; an error that comes from the signature of the field or of an event says so."""
     try:
         return run(problem)
     except TypeError as error:
-        explanation = checks.explain_call(problem.field.func, problem.field.args)
-        if explanation is None:
-            raise
-        raise TypeError(explanation) from error
+        called = [("field", problem.field.func)]
+        for function in problem.events:
+            pairs = ("fn", function.event.fn), ("reset", function.event.reset)
+            called += [(f"{function.name}.{name}", func) for name, func in pairs if func is not None]
+        for name, func in called:
+            explanation = checks.explain_call(func, problem.field.args, name)
+            if explanation is not None:
+                raise TypeError(explanation) from error
+        raise
 
 
 def _check_adjoint(adjoint: Any) -> Adjoint:

@@ -46,7 +46,7 @@ def check_field(field: Any) -> None:
         raise TypeError(f"field: expected a callable field(t, y, *args), found {type(field).__name__}")
 
 
-def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
+def explain_call(field: Any, args: tuple[Any, ...], name: str = "field") -> str | None:
     """Why field(t, y, *args) cannot be called, if its signature does not allow it; asked after a `TypeError`."""
     try:
         signature = inspect.signature(field.forward if isinstance(field, nn.Module) else field)
@@ -58,7 +58,7 @@ def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
         count, parameters = len(args), list(signature.parameters.values())
         passed = f"(t, y) and {count} of args" if count else "(t, y)"
         what = f"{type(field).__name__}.forward" if isinstance(field, nn.Module) else "it"
-        message = f"field: is called with {passed}, but {what} takes {signature}"
+        message = f"{name}: is called with {passed}, but {what} takes {signature}"
         if len(parameters) == 1 and not count:
             return f"{message}. If it does not depend on the time, pass lambda t, y: net(y)"
         if len(parameters) < 2 + count:
