@@ -36,7 +36,7 @@ LAYERS = [
     {"_stepping.problem", "_stepping.schedule", "_field.checks"},
     {"_stepping.observers", "_stepping.step"},
     {"_stepping.engine", "_compile.programs", "_integrals.auto_norm", "_integrals.separability"},
-    {"_stepping.loop", "_compile.engine"},
+    {"_stepping.loop", "_stepping.scipy_steps", "_compile.engine"},
     {"adjoints"},
     {"solve", "extending"},
     {"paths", "diagnostics"},

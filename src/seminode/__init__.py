@@ -37,6 +37,7 @@ from .solvers import (
     Ralston,
     ReversibleHeun,
     ReversibleRK,
+    SciPy,
     Tsit5,
     Yoshida4,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Reversible",
     "ReversibleHeun",
     "ReversibleRK",
+    "SciPy",
     "Solution",
     "SolveError",
     "StatefulFieldWarning",
