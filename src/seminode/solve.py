@@ -169,6 +169,7 @@ def solve(
         flat = layout.pack(y0).to(dtype)
         tensor_ts, times = checks.check_times(_without_inference(ts), flat)
         chosen_solver = checks.check_solver(solver)
+        checks.refuse_control(chosen_solver, controller, norm)
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save, chosen_controller)
         flat_field = Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device))

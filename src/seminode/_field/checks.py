@@ -153,9 +153,16 @@ def check_solver(solver: Any) -> Solver:
     return BY_NAME[solver]()
 
 
+def refuse_control(solver: Solver, controller: Any, norm: Any) -> None:
+    """Refuse to control the steps of a solver that chooses them itself."""
+    for name, value in (("controller", controller), ("norm", norm)):
+        if solver.external and value is not None:
+            raise ValueError(f"{name}: solver {solver.name!r} controls its error itself; pass rtol and atol only")
+
+
 def check_controller(controller: Any, solver: Solver) -> Controller:
     if controller is None:
-        if solver.error_order is None:
+        if solver.error_order is None and not solver.external:
             raise ValueError(
                 f"controller: solver {solver.name!r} has no error estimate and needs one, "
                 "such as controller=sn.FixedStep(0.1)"

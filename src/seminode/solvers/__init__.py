@@ -27,9 +27,10 @@ from .explicit import (
 )
 from .lagged import GrowingAdams, Lagged, QuarticBosh3, QuarticDopri8
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
+from .scipy import SciPy
 from .symplectic import Leapfrog, Yoshida4
 
-SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4"]
+SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4", "scipy"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {
@@ -39,6 +40,7 @@ BY_NAME: dict[str, type[Solver]] = {
     "implicit_adams": ImplicitAdams,
     "leapfrog": Leapfrog,
     "yoshida4": Yoshida4,
+    "scipy": SciPy,
 }
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "ReversibleHeun",
     "ReversibleRK",
     "ReversibleSolver",
+    "SciPy",
     "Solver",
     "SolverName",
     "StepResult",

@@ -24,6 +24,7 @@ from ..._stepping.loop import integrate
 from ..._stepping.observers import Counter, Observer, State
 from ..._stepping.problem import Problem
 from ..._stepping.schedule import Plan, RecordedSchedule
+from ..._stepping.scipy_steps import refuse_gradient
 from ..._stepping.step import Step, TimeShifts
 from ...errors import NonFiniteState
 from ...grids import Grid
@@ -45,7 +46,7 @@ from .step_vjp import (
 class DiscreteAdjoint(FunctionAdjoint):
     """An adjoint that differentiates the steps that were taken.
 
-    To write one, provide `refuse`, `tape` and `states(request)`: where the state before each step comes from.
+    To write one, provide `tape` and `states(request)`: where the state before each step comes from.
     """
 
     samples = False
@@ -59,6 +60,10 @@ class DiscreteAdjoint(FunctionAdjoint):
 
     @abstractmethod
     def states(self, request: BackwardRequest) -> States: ...
+
+    def refuse(self, problem: Problem) -> None:
+        if problem.solver.external:
+            refuse_gradient()
 
     def backward(self, request: BackwardRequest) -> Gradients:
         return Sweep(request, self.states(request)).run()
