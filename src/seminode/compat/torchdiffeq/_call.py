@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,10 +66,12 @@ class Call:
         taken, state = self.steps, self.state
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
             checked = arguments.check_tolerance(name, value, state)
-            if taken.controller.adaptive:
+            if taken.tolerant:
                 options[name] = checked
+        # There is no graph through SciPy's steps; torchdiffeq returns a result without one.
+        graph = torch.no_grad() if taken.solver.external and isinstance(adjoint, Direct) else nullcontext()
         try:
-            with errors.without(ToleranceWarning), ledger.timed() as note:
+            with errors.without(ToleranceWarning), ledger.timed() as note, graph:
                 sol = solve(
                     arguments.adapted(self.func, state),
                     state.y0,

@@ -45,7 +45,7 @@ def steps(
 
 
 def combined(event_fn: EventFunction, t0: Tensor, y0: Any) -> EventFunction:
-    """One function out of many: the smallest of their values, with signs that make all of them positive at the start."""
+    """One function out of many: the smallest of their values, with signs that make them positive at the start."""
     with torch.no_grad():
         signs = torch.sign(torch.as_tensor(event_fn(t0, y0)))
 

@@ -25,6 +25,8 @@ ADAPTIVE_OPTIONS = {
 }  # fmt: skip
 GRID_OPTIONS = {"norm", "step_size", "grid_constructor", "interp", "perturb"}
 ADAMS_OPTIONS = GRID_OPTIONS | {"max_order", "max_iters"}
+IMPLICIT_OPTIONS = GRID_OPTIONS | {"max_iters"}
+SCIPY_OPTIONS = {"norm", "solver", "min_step", "max_step", "grid_points", "eps"}
 #: Below this order Adams methods are no more than the 3/8 rule.
 MIN_ORDER = 4
 
@@ -47,6 +49,7 @@ class Method:
     solver: Callable[[], Solver]
     own: Callable[[], Solver]
     adaptive: bool
+    options: frozenset[str] = frozenset(ADAPTIVE_OPTIONS)
 
     @property
     def order(self) -> int:
@@ -55,16 +58,36 @@ class Method:
 
     def valid_callbacks(self) -> set[str]:
         """The callbacks that it calls."""
+        if self.options == SCIPY_OPTIONS:
+            return set()
         return set(ALL_CALLBACKS) if self.adaptive else {STEP_CALLBACK}
 
 
 def _on_grid(peer: str, kind: type[ExplicitRungeKutta]) -> Method:
-    return Method(peer, kind, kind, adaptive=False)
+    return Method(peer, kind, kind, adaptive=False, options=frozenset(GRID_OPTIONS))
+
+
+def _implicit() -> dict[str, Method]:
+    """The implicit methods on a grid; seminode's own, so that `gl4` is of order 4."""
+    peers = {
+        "implicit_euler": "ImplicitEuler",
+        "implicit_midpoint": "ImplicitMidpoint",
+        "trapezoid": "Trapezoid",
+        "radauIIA3": "RadauIIA3",
+        "gl4": "GaussLegendre4",
+        "radauIIA5": "RadauIIA5",
+        "gl6": "GaussLegendre6",
+        "sdirk2": "SDIRK2",
+        "trbdf2": "TRBDF2",
+    }
+    options = frozenset(IMPLICIT_OPTIONS)
+    kinds = ((name, peer, solvers.BY_NAME.get(name)) for name, peer in peers.items())
+    return {name: Method(peer, kind, kind, False, options) for name, peer, kind in kinds if kind is not None}
 
 
 def _adams(peer: str, implicit: bool = False) -> Method:
     make = functools.partial(solvers.GrowingAdams, implicit)
-    return Method(peer, make, make, adaptive=False)
+    return Method(peer, make, make, adaptive=False, options=frozenset(ADAMS_OPTIONS))
 
 
 def _lagged(name: str) -> Callable[[], Solver]:
@@ -86,6 +109,10 @@ SOLVERS: dict[str, Method] = {
     "explicit_adams": _adams("AdamsBashforth"),
     "implicit_adams": _adams("AdamsBashforthMoulton", implicit=True),
     "fixed_adams": _adams("AdamsBashforthMoulton", implicit=True),
+    **_implicit(),
+    "scipy_solver": Method(
+        "ScipyWrapperODESolver", solvers.SciPy, solvers.SciPy, adaptive=True, options=frozenset(SCIPY_OPTIONS)
+    ),
 }
 
 
@@ -94,11 +121,16 @@ class Steps(NamedTuple):
 
     method: Method
     solver: Solver
-    controller: Controller
+    controller: Controller | None  # None: the solver controls its steps itself
     jumps: tuple[float, ...]
     norm: Any  # None: the default
     max_num_steps: int | None  # between two output times
     max_steps: int | None = None
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether it takes tolerances."""
+        return self.controller is None or self.controller.adaptive
 
 
 def is_adams(method: Method) -> bool:
@@ -128,10 +160,11 @@ def steps(
     `own` takes seminode's method of that name and lands on the last output time, instead of stepping as torchdiffeq.
     """
     method = find(name)
-    known = ADAPTIVE_OPTIONS if method.adaptive else ADAMS_OPTIONS if is_adams(method) else GRID_OPTIONS
-    unknown = {key: value for key, value in options.items() if key not in known}
+    unknown = {key: value for key, value in options.items() if key not in method.options}
     if unknown:
         warnings.warn(f"{method.peer}: Unexpected arguments {unknown}", stacklevel=4)
+    if method.options == SCIPY_OPTIONS:
+        return Steps(method, _scipy(options), None, (), None, None)
     if not method.adaptive:
         controller, solver = _grid(func, y0, t, method, options), _solver_on_grid(method, options, tolerances)
         return Steps(method, solver, controller, (), None, None)
@@ -143,6 +176,12 @@ def steps(
     limit = options.get("max_num_steps")
     limit = None if limit is None else int(limit)
     return Steps(method, solver, controller, jump_t, options.get("norm"), limit)
+
+
+def _scipy(options: dict[str, Any]) -> Solver:
+    name = options.get("solver", "LSODA")
+    smallest = {"min_step": float(options["min_step"])} if name == "LSODA" and "min_step" in options else {}
+    return solvers.SciPy(name, max_step=float(options.get("max_step", math.inf)), **smallest)
 
 
 def _integral(options: dict[str, Any], step_t: tuple[float, ...], land: bool) -> Integral:

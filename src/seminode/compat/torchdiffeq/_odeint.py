@@ -131,6 +131,8 @@ def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, par
     """The backward solve of torchdiffeq."""
     state, times, func = each.state, each.t.detach().flip(0), each.func
     rtol, atol, method, options = (backward[name] for name in ("rtol", "atol", "method", "options"))
+    if method == "scipy_solver":  # which cannot solve the adjoint equation
+        method, options = "dopri5", {"norm": options["norm"]}
     taken = steps(func, state.y0, times, method, options, (rtol, atol))
     observers: list[Observer] = []
     given = arguments.callbacks(func, "_adjoint")
@@ -139,14 +141,13 @@ def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, par
         observers.append(Callbacks(valid, unpacking(state, params), torch.float64))
     if taken.max_num_steps is not None and len(times) > 1:
         observers.append(StepLimit(taken.max_num_steps, times.tolist()))
-    adaptive = taken.controller.adaptive
     return PeerAdjoint(
         restart="every",
         check=False,
         solver=taken.solver,
         controller=taken.controller,
-        rtol=arguments.check_tolerance("adjoint_rtol", rtol, state) if adaptive else None,
-        atol=arguments.check_tolerance("adjoint_atol", atol, state) if adaptive else None,
+        rtol=arguments.check_tolerance("adjoint_rtol", rtol, state) if taken.tolerant else None,
+        atol=arguments.check_tolerance("adjoint_atol", atol, state) if taken.tolerant else None,
         max_steps=sys.maxsize,
         observers=observers,
         adjoint_options=options,
