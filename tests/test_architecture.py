@@ -45,7 +45,7 @@ LAYERS = [
         "_integrals.auto_norm",
         "_integrals.separability",
     },
-    {"_stepping.loop", "_compile.engine"},
+    {"_stepping.loop", "_stepping.scipy_steps", "_compile.engine"},
     {"adjoints"},
     {"solve", "extending"},
     {"paths", "diagnostics"},

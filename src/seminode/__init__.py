@@ -42,6 +42,7 @@ from .solvers import (
     Ralston,
     ReversibleHeun,
     ReversibleRK,
+    SciPy,
     Tsit5,
     Yoshida4,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "Reversible",
     "ReversibleHeun",
     "ReversibleRK",
+    "SciPy",
     "Solution",
     "SolveError",
     "StatefulFieldWarning",

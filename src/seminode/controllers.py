@@ -67,6 +67,8 @@ class Controller(ABC):
     dt_min: float = 0.0
     dt_max: float = math.inf
     land: bool = True
+    #: Whether the state is checked for NaN and infinity after every step without error control, or at the end only.
+    check: ClassVar[bool] = True
 
     def landings(self, times: Sequence[float]) -> Sequence[float]:
         """The times at which steps must end in a solve with these output times."""

@@ -33,6 +33,7 @@ class Grid(Controller):
     """
 
     adaptive: ClassVar[bool] = False
+    check: ClassVar[bool] = False
 
     construct: Callable[[Tensor], Tensor] | None = None
     dtype: torch.dtype = torch.float64

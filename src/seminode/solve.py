@@ -169,9 +169,9 @@ def solve(
         flat = layout.pack(y0).to(dtype)
         tensor_ts, times = checks.check_times(_without_inference(ts), flat)
         chosen_solver = checks.check_solver(solver)
+        checks.refuse_control(chosen_solver, controller, norm)
         chosen_controller = checks.check_controller(controller, chosen_solver)
-        where, function = checks.check_save(save)
-        checks.check_landing(chosen_controller, where)
+        where, function = checks.check_save(save, chosen_controller)
         flat_field = Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device))
         chosen_params = None if params is None else chosen(params)
         problem = Problem(
@@ -206,14 +206,19 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
 
 
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
-    """Run a problem; an error that comes from the signature of the field says so."""
+    """Run a problem; an error that comes from the signature of the field or of an event says so."""
     try:
         return run(problem)
     except TypeError as error:
-        explanation = checks.explain_call(problem.field.func, problem.field.args)
-        if explanation is None:
-            raise
-        raise TypeError(explanation) from error
+        called = [("field", problem.field.func)]
+        for function in problem.events:
+            pairs = ("fn", function.event.fn), ("reset", function.event.reset)
+            called += [(f"{function.name}.{name}", func) for name, func in pairs if func is not None]
+        for name, func in called:
+            explanation = checks.explain_call(func, problem.field.args, name)
+            if explanation is not None:
+                raise TypeError(explanation) from error
+        raise
 
 
 def _check_adjoint(adjoint: Any) -> Adjoint:

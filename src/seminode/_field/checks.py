@@ -46,7 +46,7 @@ def check_field(field: Any) -> None:
         raise TypeError(f"field: expected a callable field(t, y, *args), found {type(field).__name__}")
 
 
-def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
+def explain_call(field: Any, args: tuple[Any, ...], name: str = "field") -> str | None:
     """Why field(t, y, *args) cannot be called, if its signature does not allow it; asked after a `TypeError`."""
     try:
         signature = inspect.signature(field.forward if isinstance(field, nn.Module) else field)
@@ -58,7 +58,7 @@ def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
         count, parameters = len(args), list(signature.parameters.values())
         passed = f"(t, y) and {count} of args" if count else "(t, y)"
         what = f"{type(field).__name__}.forward" if isinstance(field, nn.Module) else "it"
-        message = f"field: is called with {passed}, but {what} takes {signature}"
+        message = f"{name}: is called with {passed}, but {what} takes {signature}"
         if len(parameters) == 1 and not count:
             return f"{message}. If it does not depend on the time, pass lambda t, y: net(y)"
         if len(parameters) < 2 + count:
@@ -153,9 +153,16 @@ def check_solver(solver: Any) -> Solver:
     return BY_NAME[solver]()
 
 
+def refuse_control(solver: Solver, controller: Any, norm: Any) -> None:
+    """Refuse to control the steps of a solver that chooses them itself."""
+    for name, value in (("controller", controller), ("norm", norm)):
+        if solver.external and value is not None:
+            raise ValueError(f"{name}: solver {solver.name!r} controls its error itself; pass rtol and atol only")
+
+
 def check_controller(controller: Any, solver: Solver) -> Controller:
     if controller is None:
-        if solver.error_order is None:
+        if solver.error_order is None and not solver.external:
             raise ValueError(
                 f"controller: solver {solver.name!r} has no error estimate and needs one, "
                 "such as controller=sn.FixedStep(0.1)"
@@ -322,18 +329,15 @@ def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
         )
 
 
-def check_save(save: Any) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
+def check_save(save: Any, controller: Controller) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
     """Where to save, and a function to apply there."""
     if callable(save):
         return "ts", save
     if save not in ("ts", "last", "steps"):
         raise ValueError(f"save: expected 'ts', 'last', 'steps' or a callable save(t, y), found {save!r}")
-    return save, None
-
-
-def check_landing(controller: Controller, save: Save) -> None:
-    if not controller.land and save != "ts":
+    if save != "ts" and not controller.land:
         raise ValueError(f"save: {save!r} needs steps that end on ts[-1]; found a controller with land=False")
+    return save, None
 
 
 def check_args(args: Any) -> tuple[Any, ...]:

@@ -139,9 +139,8 @@ class EventSearch:
 
         if not self._zero_at_start(i, (later[0] - start) / (NODES[1] * dt)):
             return g, [start, *later]
-        h = math.sqrt(self._eps)
         values = [(v - start) / x for x, v in zip(NODES[1:], later, strict=True)]
-        return (lambda x: (g(x) - start) / x), [(g(h) - start) / h, *values]
+        return (lambda x: (g(x) - start) / x), [dt * self._start_slope(i, step), *values]
 
     def _zero_at_start(self, i: int, slope: float) -> bool:
         """Whether an event that has just fired, or any at the start of the solve, is at its zero still."""
@@ -201,6 +200,21 @@ class EventSearch:
         states = step.at(times).detach()
         a, b, c = (self._value(i, t, y) for t, y in zip(times, states, strict=True))
         return (3.0 * c - 4.0 * b + a) / (2.0 * h * plan.dt)
+
+    def _start_slope(self, i: int, step: Step) -> float:
+        """dg/dt at the start of the step. The next zero may follow at once, so that a difference is the last resort."""
+        t0, dt = step.plan.t0, step.plan.dt
+        with torch.enable_grad():
+            t = torch.full((), t0, dtype=self._dtype, device=self._device, requires_grad=True)
+            y = step.y0.detach().clone().requires_grad_()
+            value = self._functions[i](t, y)
+        if value.requires_grad:
+            of_t, of_y = torch.autograd.grad(value, [t, y], allow_unused=True)
+            total = 0.0 if of_t is None else of_t.item()
+            k1 = step.slopes[0].detach()
+            return total if of_y is None else total + torch.vdot(of_y.reshape(-1), k1.reshape(-1)).real.item()
+        h = math.sqrt(self._eps) * dt
+        return (self._value(i, t0 + h, step.at([t0 + h])[0].detach()) - self._values[i]) / h
 
     def _slope_scale(self, i: int, step: Step) -> float:
         times = [step.plan.t0 + x * step.plan.dt for x in NODES[1:-1]]

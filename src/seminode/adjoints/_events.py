@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -227,12 +228,17 @@ class EventSolve:
         problem, plan = self._problem, landing.step.plan
         if not torch.is_grad_enabled():
             return False
-        reach = reachable((problem.field.reach, [f.event.fn for f in self._functions]))
-        tensors = y, forward.problem.ts, problem.ts, *problem.field.arg_tensors, *reach.leaves(), *reach.computed()
-        if any(x.requires_grad for x in tensors):
+        if self._reaches_gradients or any(x.requires_grad for x in (y, forward.problem.ts, problem.ts)):
             return True
         time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
         return self._functions[landing.fired[0]](time, y).requires_grad
+
+    @cached_property
+    def _reaches_gradients(self) -> bool:
+        """Whether the field or an event function may use a tensor that requires a gradient."""
+        field = self._problem.field
+        reach = reachable((field.reach, [function.event.fn for function in self._functions]))
+        return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
 
     def _differentiable_step(
         self, forward: ForwardPass, landing: Landing, y: Tensor, start: Tensor

@@ -37,11 +37,13 @@ from .._stepping.observers import (
 )
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
+from .._stepping.scipy_steps import SciPySteps
 from .._stepping.step import Shifts, Step
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
 from ..events import Occurrences
 from ..solution import BackwardReport, Record, Stats
+from ..solvers.scipy import SciPy
 
 
 class EventResult(NamedTuple):
@@ -117,7 +119,7 @@ class ForwardPass:
         self.determinism = determinism
         self.counter = Counter()
         self.report = BackwardReport()
-        self.recorder = Recorder(problem.error is not None) if problem.record else None
+        self.recorder = Recorder(self.controlled) if problem.record else None
         # Without a backward pass a long solve keeps no list of its steps unless the outputs need it.
         self.tape: Tape | None = Tape() if problem.dense or problem.save == "steps" else None
         self.samples: Samples | None = None
@@ -149,6 +151,11 @@ class ForwardPass:
     def log(self) -> EvaluationLog:
         return EvaluationLog(self.counter, None if self.recorder is None else self.recorder.evaluations)
 
+    @property
+    def controlled(self) -> bool:
+        """Whether the loop controls the error of the steps."""
+        return self.problem.error is not None and not self.problem.solver.external
+
     def keep_samples(self) -> None:
         self.samples = Samples(*outputs_of(self.problem))
 
@@ -162,7 +169,7 @@ class ForwardPass:
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
         """What takes the steps: compiled where that was asked for and is possible."""
-        problem, controlled = self.problem, self.problem.error is not None
+        problem, controlled = self.problem, self.controlled
         if field is None and shifts is None and self.capture is not None:
             return compiled_engine(problem, self.determinism, self.log, self.capture)
         field, solver, like = problem.field if field is None else field, problem.solver, problem.y0
@@ -242,23 +249,27 @@ class ForwardPass:
         schedule = self.schedule = self.schedule or self._schedule()
         if problem.events and self.search is None:
             self.search = EventSearch(problem.events, schedule, y0)
+        error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None
         if check:
             check_start(y0, k1, layout, problem.times[0])
-        if schedule.unset:
-            assert problem.error is not None
-            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
         memory = solver.with_slope(memory, k1)
+        if isinstance(solver, SciPy):
+            schedule = memory = SciPySteps(problem, solver, engine.evaluate, y0, k1)
+            error = None
+        elif schedule.unset:
+            assert error is not None
+            select_first_step(engine, schedule, y0, k1, error, solver.error_order or solver.order)
         end, memory = integrate(
             engine,
             schedule,
             y0,
             observers,
             memory=memory,
-            error=problem.error,
+            error=error,
             max_steps=problem.max_steps,
-            check=check,
+            check=check and problem.controller.check,
             search=self.search,
         )
         if check and not all(map(is_finite, (end, *solver.carried(memory)))):

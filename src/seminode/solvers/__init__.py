@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .adams import ExplicitAdams, ImplicitAdams
+from .adams import MAX_ORDER, ExplicitAdams, ImplicitAdams
 from .base import Solver, StepResult
 from .explicit import (
     EXPLICIT,
@@ -25,11 +25,12 @@ from .explicit import (
     Tsit5,
     with_interpolant,
 )
-from .lagged import Lagged, QuarticBosh3, QuarticDopri8
+from .lagged import GrowingAdams, Lagged, QuarticBosh3, QuarticDopri8
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
+from .scipy import SciPy
 from .symplectic import Leapfrog, Yoshida4
 
-SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4"]
+SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4", "scipy"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {
@@ -39,10 +40,12 @@ BY_NAME: dict[str, type[Solver]] = {
     "implicit_adams": ImplicitAdams,
     "leapfrog": Leapfrog,
     "yoshida4": Yoshida4,
+    "scipy": SciPy,
 }
 
 __all__ = [
     "BY_NAME",
+    "MAX_ORDER",
     "RK4",
     "RK38",
     "AdaptiveHeun",
@@ -54,6 +57,7 @@ __all__ = [
     "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
+    "GrowingAdams",
     "Heun",
     "Heun3",
     "Lagged",
@@ -66,6 +70,7 @@ __all__ = [
     "ReversibleHeun",
     "ReversibleRK",
     "ReversibleSolver",
+    "SciPy",
     "Solver",
     "SolverName",
     "StepResult",

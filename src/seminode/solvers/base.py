@@ -73,6 +73,8 @@ class Solver(ABC):
     carries_slopes: bool = False
     #: Whether every step makes `evaluations` evaluations, or some make more or fewer.
     steady: bool = True
+    #: Whether another library takes its steps: it chooses them itself, and they cannot be taken again.
+    external: bool = False
 
     @property
     def evaluations(self) -> int:

@@ -140,32 +140,28 @@ class Symplectic(ReversibleSolver):
 def continuous_extension(kicks: Sequence[float], drifts: Sequence[float]) -> tuple[tuple[float, ...], ...]:
     """The matrix of the step's polynomial over the slopes of `Symplectic.step` and the slope at the end.
 
-    The weights of the v's for q satisfy the order conditions Σ bᵢ = x, Σ bᵢcᵢ = x²/2 and, with three drifts,
-    Σ bᵢcᵢ² = x³/3 and Σ bᵢâᵢⱼdⱼ = x³/6, where cᵢ and dⱼ are the times that p and q have reached. Those of the F's for p
-    satisfy the same with the roles exchanged. There are as many conditions as weights. Each slope (v, F) belongs to two
-    of them, and one combination of the slopes serves both halves.
+    With cᵢ and dⱼ for the times that p and q have reached, the weights βⱼ of the F's for p satisfy Σ βⱼdⱼᵐ = xᵐ⁺¹/(m + 1).
+    The weights bᵢ of the v's for q satisfy Σ bᵢ = x, Σ bᵢcᵢ = x²/2 and, with three drifts, Σ bᵢcᵢ² = x³/3 and
+    Σ bᵢâᵢⱼdⱼ = x³/6, where âᵢⱼ are the kicks. (The same condition on the βⱼ follows from m = 2, since substeps are
+    leapfrog steps.) There are as many conditions as weights, so that those of the step itself result at x = 1. Each
+    slope (v, F) belongs to one bᵢ and one βⱼ, and one combination of the slopes serves both halves.
     """
     p_times, q_times = list(itertools.accumulate(kicks)), [0.0, *itertools.accumulate(drifts)]
-    p_chain = list(itertools.accumulate(b * d for b, d in zip(kicks, q_times, strict=True)))
-    q_chain = [0.0, *itertools.accumulate(a * c for a, c in zip(drifts, p_times, strict=False))]
-    v, force = _weights(p_times, p_chain), _weights(q_times, q_chain)
+    chain = itertools.accumulate(b * d for b, d in zip(kicks, q_times, strict=True))
+    size = len(kicks)
+    c, d = torch.tensor(p_times, dtype=torch.float64), torch.tensor(q_times, dtype=torch.float64)
+    moments = torch.diag(1.0 / torch.arange(1.0, size + 1, dtype=torch.float64))
+    force = torch.linalg.solve(torch.stack([d**m for m in range(size)]), moments)
+    conditions = torch.stack([c**m for m in range(size)])
+    if size == 4:
+        conditions[3] = torch.tensor(list(chain), dtype=torch.float64)
+        moments[3] = torch.tensor([0.0, 0.0, 1.0 / 6.0, 0.0], dtype=torch.float64)
+    v = torch.linalg.solve(conditions, moments)
     rows = [force[0]]
     for i in range(len(drifts)):
         rows.append(v[i] - rows[-1])
         rows.append(force[i + 1] - rows[-1])
     return tuple(tuple(row.tolist()) for row in rows)
-
-
-def _weights(times: Sequence[float], chain: Sequence[float]) -> Tensor:
-    """The coefficients of the weights, one row per evaluation and one column per power of x."""
-    c = torch.tensor(times, dtype=torch.float64)
-    if len(times) == 2:
-        conditions = [torch.ones_like(c), c]
-        values = [[1.0, 0.0], [0.0, 0.5]]
-    else:
-        conditions = [torch.ones_like(c), c, c**2, torch.tensor(chain, dtype=torch.float64)]
-        values = [[1.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 1 / 3], [0.0, 0.0, 1 / 6]]
-    return torch.linalg.solve(torch.stack(conditions), torch.tensor(values, dtype=torch.float64))
 
 
 class Leapfrog(Symplectic):

@@ -154,6 +154,7 @@ class ContinuousAdjoint(FunctionAdjoint):
             self.every_stop,
             self.time_in_state,
             tuple(self.observers),
+            self.samples or controller.adaptive,
         )
         return BackwardSolve(request, method, self.dense_state, self.integral).run()
 

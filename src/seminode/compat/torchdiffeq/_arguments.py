@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -60,10 +61,11 @@ def check_times(t: Any, y0: Tensor, name: str = "t") -> Tensor:
         raise ArgumentError(f"{name} must be one dimensional, found shape {tuple(t.shape)}; pass {name}.reshape(-1)")
     if not len(t):
         raise ArgumentError(f"{name} must hold at least one time, the one of y0; found none")
-    rising = t[1:] > t[:-1]
-    if not bool(rising.all()) and not bool((t[1:] < t[:-1]).all()):
+    values: list[float] = t.tolist()
+    pairs = list(itertools.pairwise(values))
+    if not all(a < b for a, b in pairs) and not all(a > b for a, b in pairs):
         raise ArgumentError(
-            f"{name} must be strictly increasing or decreasing, found {_first_break(t.detach())}. Sort the times and "
+            f"{name} must be strictly increasing or decreasing, found {_first_break(values)}. Sort the times and "
             "remove repeated ones (torch.unique)."
         )
     if t.device != y0.device:
@@ -71,8 +73,8 @@ def check_times(t: Any, y0: Tensor, name: str = "t") -> Tensor:
     return t
 
 
-def _first_break(t: Tensor) -> str:
-    values, rising = t.tolist(), bool(t[-1] > t[0])
+def _first_break(values: list[float]) -> str:
+    rising = values[-1] > values[0]
     for i in range(1, len(values)):
         if values[i] == values[i - 1] or (values[i] > values[i - 1]) != rising:
             return f"{values[i]} after {values[i - 1]} (index {i})"

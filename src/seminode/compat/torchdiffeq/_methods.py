@@ -24,6 +24,11 @@ ADAPTIVE_OPTIONS = {
     "dtype",
 }  # fmt: skip
 GRID_OPTIONS = {"norm", "step_size", "grid_constructor", "interp", "perturb"}
+ADAMS_OPTIONS = GRID_OPTIONS | {"max_order", "max_iters"}
+IMPLICIT_OPTIONS = GRID_OPTIONS | {"max_iters"}
+SCIPY_OPTIONS = {"norm", "solver", "min_step", "max_step", "grid_points", "eps"}
+#: Below this order Adams methods are no more than the 3/8 rule.
+MIN_ORDER = 4
 
 STEP_CALLBACK = "callback_step"
 ALL_CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
@@ -44,6 +49,7 @@ class Method:
     solver: Callable[[], Solver]
     own: Callable[[], Solver]
     adaptive: bool
+    options: frozenset[str] = frozenset(ADAPTIVE_OPTIONS)
 
     @property
     def order(self) -> int:
@@ -52,11 +58,36 @@ class Method:
 
     def valid_callbacks(self) -> set[str]:
         """The callbacks that it calls."""
+        if self.options == SCIPY_OPTIONS:
+            return set()
         return set(ALL_CALLBACKS) if self.adaptive else {STEP_CALLBACK}
 
 
 def _on_grid(peer: str, kind: type[ExplicitRungeKutta]) -> Method:
-    return Method(peer, kind, kind, adaptive=False)
+    return Method(peer, kind, kind, adaptive=False, options=frozenset(GRID_OPTIONS))
+
+
+def _implicit() -> dict[str, Method]:
+    """The implicit methods on a grid; seminode's own, so that `gl4` is of order 4."""
+    peers = {
+        "implicit_euler": "ImplicitEuler",
+        "implicit_midpoint": "ImplicitMidpoint",
+        "trapezoid": "Trapezoid",
+        "radauIIA3": "RadauIIA3",
+        "gl4": "GaussLegendre4",
+        "radauIIA5": "RadauIIA5",
+        "gl6": "GaussLegendre6",
+        "sdirk2": "SDIRK2",
+        "trbdf2": "TRBDF2",
+    }
+    options = frozenset(IMPLICIT_OPTIONS)
+    kinds = ((name, peer, solvers.BY_NAME.get(name)) for name, peer in peers.items())
+    return {name: Method(peer, kind, kind, False, options) for name, peer, kind in kinds if kind is not None}
+
+
+def _adams(peer: str, implicit: bool = False) -> Method:
+    make = functools.partial(solvers.GrowingAdams, implicit)
+    return Method(peer, make, make, adaptive=False, options=frozenset(ADAMS_OPTIONS))
 
 
 def _lagged(name: str) -> Callable[[], Solver]:
@@ -75,6 +106,13 @@ SOLVERS: dict[str, Method] = {
     "heun2": _on_grid("Heun2", solvers.Heun),
     "heun3": _on_grid("Heun3", solvers.Heun3),
     "rk4": _on_grid("RK4", solvers.RK38),
+    "explicit_adams": _adams("AdamsBashforth"),
+    "implicit_adams": _adams("AdamsBashforthMoulton", implicit=True),
+    "fixed_adams": _adams("AdamsBashforthMoulton", implicit=True),
+    **_implicit(),
+    "scipy_solver": Method(
+        "ScipyWrapperODESolver", solvers.SciPy, solvers.SciPy, adaptive=True, options=frozenset(SCIPY_OPTIONS)
+    ),
 }
 
 
@@ -83,10 +121,20 @@ class Steps(NamedTuple):
 
     method: Method
     solver: Solver
-    controller: Controller
+    controller: Controller | None  # None: the solver controls its steps itself
     jumps: tuple[float, ...]
     norm: Any  # None: the default
-    max_num_steps: int | None
+    max_num_steps: int | None  # between two output times
+    max_steps: int | None = None
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether it takes tolerances."""
+        return self.controller is None or self.controller.adaptive
+
+
+def is_adams(method: Method) -> bool:
+    return method.peer.startswith("Adams")
 
 
 def find(name: str | None) -> Method:
@@ -98,25 +146,48 @@ def find(name: str | None) -> Method:
     return SOLVERS[name]
 
 
-def steps(func: Any, y0: Any, t: Tensor, name: str | None, options: dict[str, Any], own: bool = False) -> Steps:
+def steps(
+    func: Any,
+    y0: Any,
+    t: Tensor,
+    name: str | None,
+    options: dict[str, Any],
+    tolerances: tuple[Any, Any],
+    own: bool = False,
+) -> Steps:
     """The solver, controller, jumps, norm and step limit of a method with its options; unknown options warn.
 
     `own` takes seminode's method of that name and lands on the last output time, instead of stepping as torchdiffeq.
     """
     method = find(name)
-    known = ADAPTIVE_OPTIONS if method.adaptive else GRID_OPTIONS
-    unknown = {key: value for key, value in options.items() if key not in known}
+    unknown = {key: value for key, value in options.items() if key not in method.options}
     if unknown:
         warnings.warn(f"{method.peer}: Unexpected arguments {unknown}", stacklevel=4)
+    if method.options == SCIPY_OPTIONS:
+        return Steps(method, _scipy(options), None, (), None, None)
     if not method.adaptive:
-        solver, controller = _grid(func, y0, t, method, options)
+        controller, solver = _grid(func, y0, t, method, options), _solver_on_grid(method, options, tolerances)
         return Steps(method, solver, controller, (), None, None)
     step_t, jump_t = (_times(key, options.get(key), t) for key in ("step_t", "jump_t"))
     if len({*step_t, *jump_t}) < len(step_t) + len(jump_t):
         raise ValueError("`step_t` and `jump_t` must not have any repeated elements between them.")
+    controller = _integral(options, step_t, own)
+    solver = method.own() if own else method.solver()
+    limit = options.get("max_num_steps")
+    limit = None if limit is None else int(limit)
+    return Steps(method, solver, controller, jump_t, options.get("norm"), limit)
+
+
+def _scipy(options: dict[str, Any]) -> Solver:
+    name = options.get("solver", "LSODA")
+    smallest = {"min_step": float(options["min_step"])} if name == "LSODA" and "min_step" in options else {}
+    return solvers.SciPy(name, max_step=float(options.get("max_step", math.inf)), **smallest)
+
+
+def _integral(options: dict[str, Any], step_t: tuple[float, ...], land: bool) -> Integral:
     smallest, largest = float(options.get("min_step", 0.0)), float(options.get("max_step", math.inf))
     first = options.get("first_step")
-    controller = Integral(
+    return Integral(
         safety=float(options.get("safety", 0.9)),
         factor_min=float(options.get("dfactor", 0.2)),
         factor_max=float(options.get("ifactor", 10.0)),
@@ -125,12 +196,8 @@ def steps(func: Any, y0: Any, t: Tensor, name: str | None, options: dict[str, An
         dt_max=largest,
         at_dt_min="accept" if smallest > 0.0 else "raise",
         step_to=step_t,
-        land=own,
+        land=land,
     )
-    solver = method.own() if own else method.solver()
-    limit = options.get("max_num_steps")
-    limit = None if limit is None else int(limit)
-    return Steps(method, solver, controller, jump_t, options.get("norm"), limit)
 
 
 def _times(name: str, times: Any, t: Tensor) -> tuple[float, ...]:
@@ -142,27 +209,43 @@ def _times(name: str, times: Any, t: Tensor) -> tuple[float, ...]:
     return tuple(x for x in values if (x <= start if backward else x >= start))
 
 
-def _grid(func: Any, y0: Any, t: Tensor, method: Method, options: dict[str, Any]) -> tuple[Solver, Controller]:
-    step_size, constructor = options.get("step_size"), options.get("grid_constructor")
+def _solver_on_grid(method: Method, options: dict[str, Any], tolerances: tuple[Any, Any]) -> Solver:
     interp = options.get("interp", "linear")
-    if step_size is not None and constructor is not None:
-        raise ValueError("step_size and grid_constructor are mutually exclusive arguments.")
     if interp not in ("linear", "cubic"):
         raise ValueError(f"Unknown interpolation method {interp}")
+    if is_adams(method):
+        return _adams_solver(method, options, tolerances, interp)
+    solver = method.solver()
+    return solvers.with_interpolant(type(solver), interp) if isinstance(solver, ExplicitRungeKutta) else solver
+
+
+def _adams_solver(method: Method, options: dict[str, Any], tolerances: tuple[Any, Any], interp: Any) -> Solver:
+    order = int(options.get("max_order", solvers.MAX_ORDER))
+    if order > solvers.MAX_ORDER:
+        raise ArgumentError(f"max_order must be at most {solvers.MAX_ORDER}, found {order}; pass a smaller one")
+    if order < MIN_ORDER:
+        warnings.warn(f"max_order is below {MIN_ORDER}, so the solver reduces to `rk4`.", stacklevel=6)
+    rtol, atol = (float(torch.as_tensor(x, dtype=torch.float64).min()) for x in tolerances)
+    iterations = int(options.get("max_iters", 4))
+    make: Any = method.solver
+    return make(max_order=max(order, 1), max_iters=iterations, rtol=rtol, atol=atol, interp=interp)
+
+
+def _grid(func: Any, y0: Any, t: Tensor, method: Method, options: dict[str, Any]) -> Controller:
+    step_size, constructor = options.get("step_size"), options.get("grid_constructor")
+    if step_size is not None and constructor is not None:
+        raise ValueError("step_size and grid_constructor are mutually exclusive arguments.")
     construct = None
     if step_size is not None:
         construct = evenly(step_size)
     elif constructor is not None:
         construct = functools.partial(_constructed, constructor, func, y0, t.device)
-    own = method.own()
-    assert isinstance(own, ExplicitRungeKutta)
-    controller = Grid(
+    return Grid(
         checked_grid(construct) if construct is not None else None,
         dtype=t.dtype,
         perturb=bool(options.get("perturb", False)),
         sums_ends=method.peer == "Heun2",
     )
-    return solvers.with_interpolant(type(own), interp), controller
 
 
 def _constructed(constructor: Any, func: Any, y0: Any, device: torch.device, ts: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`odeint`, `odeint_adjoint` and `odeint_dense`: their arguments as those of `solve`."""
+"""`odeint`, `odeint_adjoint`, `odeint_dense` and `odeint_event`: their arguments as those of `solve`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import errors
-from ...adjoints import Adjoint, Direct
-from ...errors import SolveError, ToleranceWarning
+from ...adjoints import Direct
 from ...extending import Observer
-from ...solution import Solution
-from ...solve import solve
 from . import _arguments as arguments
-from . import _ledger as ledger
+from . import _events as events
 from ._adjoint import AdjointNorms, PeerAdjoint, unpacking
-from ._arguments import Callbacks, State, StepLimit
-from ._errors import translated
-from ._methods import Steps, find, steps
-from ._switch import current
+from ._arguments import Callbacks, StepLimit
+from ._call import Call, call
+from ._methods import steps
 
 
 def odeint(
@@ -47,19 +42,18 @@ def odeint(
         rtol, atol: tolerances: numbers, or one for each tensor of a tuple.
         method: by default `"dopri5"`.
         options: of the method.
-        event_fn: ends the solve where it becomes zero.
+        event_fn: ends the solve where it becomes zero. The result is then the event time and the states at t[0] and
+            there; t[1] only gives the direction of time.
 
     >>> ys = odeint(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]))
     >>> bool((ys[-1] - torch.exp(torch.tensor(-1.0))).abs().max() < 1e-6)
     True
     """
-    refuse_event(event_fn)
-    state = arguments.check_state(y0)
-    arguments.check_times(t, state.first)
-    settings = current()
-    chosen, taken = _chosen(func, state, t, method, options, settings.adjoint)
-    adjoint = Direct() if chosen is None else chosen
-    return _outputs(_run(func, state, t, taken, method, rtol, atol, adjoint), state)
+    return _direct(call(func, y0, t, rtol, atol, method, options, event_fn))
+
+
+def _direct(each: Call, moving: bool = False) -> Any:
+    return each.result(Direct() if each.adjoint is None else each.adjoint, moving=moving)
 
 
 def odeint_adjoint(
@@ -94,40 +88,72 @@ def odeint_adjoint(
     >>> net.weight.grad.shape
     torch.Size([2, 2])
     """
-    refuse_event(event_fn)
     if adjoint_params is None and not isinstance(func, nn.Module):
         raise ValueError(
             "func must be an instance of nn.Module to specify the adjoint parameters; alternatively they can be "
             "specified explicitly via the `adjoint_params` argument. If there are no parameters then it is allowable "
             "to set `adjoint_params=()`."
         )
-    backward_method = method if adjoint_method is None else adjoint_method
-    if backward_method != method and options is not None and adjoint_options is None:
+    if adjoint_method not in (None, method) and options is not None and adjoint_options is None:
         raise ValueError(
             "If `adjoint_method != method` then we cannot infer `adjoint_options` from `options`. So as `options` has "
             "been passed then `adjoint_options` must be passed as well."
         )
     if adjoint_options is None:
         adjoint_options = {key: value for key, value in (options or {}).items() if key != "norm"}
-    adjoint_options = dict(adjoint_options)
-    params = _adjoint_params(func, adjoint_params, adjoint_options)
-    state = arguments.check_state(y0)
-    arguments.check_times(t, state.first)
-    chosen, taken = _chosen(func, state, t, method, options, current().adjoint)
-    if chosen is not None:
-        sol = _run(
-            func, state, t, taken, method, rtol, atol, chosen, adjoint_params if adjoint_params is None else params
-        )
-        return _outputs(sol, state, params)
-    tuple_norms = AdjointNorms(state, taken.norm)
-    adjoint_options["norm"] = tuple_norms.chosen(adjoint_options.get("norm"))
-    adjoint = _peer_adjoint(
-        func, state, t, backward_method, adjoint_options, tuple_norms, params,
-        rtol if adjoint_rtol is None else adjoint_rtol, atol if adjoint_atol is None else adjoint_atol,
-    )  # fmt: skip
-    sol = _run(func, state, t, taken, method, rtol, atol, adjoint, params)
-    _attach(sol.ys if state.shapes is None else sol.ys[0], adjoint_options)
-    return _outputs(sol, state)
+    each = call(func, y0, t, rtol, atol, method, options, event_fn)
+    backward = {
+        "rtol": rtol if adjoint_rtol is None else adjoint_rtol,
+        "atol": atol if adjoint_atol is None else adjoint_atol,
+        "method": method if adjoint_method is None else adjoint_method,
+        "options": dict(adjoint_options),
+    }
+    return _adjoint(each, adjoint_params, backward)
+
+
+def _adjoint(
+    each: Call, adjoint_params: Iterable[Tensor] | None, backward: dict[str, Any], moving: bool = False
+) -> Any:
+    options, state = backward["options"], each.state
+    params = _adjoint_params(each.func, adjoint_params, options)
+    if each.adjoint is not None:
+        found = each.result(each.adjoint, None if adjoint_params is None else params, moving)
+        return _with_zeros(found, params)
+    norms = AdjointNorms(state, each.steps.norm)
+    options["norm"] = norms.chosen(options.get("norm"))
+    found = each.result(_peer_adjoint(each, backward, norms, params), params, moving)
+    ys = found if each.event_fn is None else found[1]
+    _attach(ys if state.shapes is None else ys[0], options)
+    return found
+
+
+def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, params: Sequence[Tensor]) -> PeerAdjoint:
+    """The backward solve of torchdiffeq."""
+    state, times, func = each.state, each.t.detach().flip(0), each.func
+    rtol, atol, method, options = (backward[name] for name in ("rtol", "atol", "method", "options"))
+    if method == "scipy_solver":  # which cannot solve the adjoint equation
+        method, options = "dopri5", {"norm": options["norm"]}
+    taken = steps(func, state.y0, times, method, options, (rtol, atol))
+    observers: list[Observer] = []
+    given = arguments.callbacks(func, "_adjoint")
+    if given:
+        valid = arguments.supported(given, method or "dopri5", taken.method)
+        observers.append(Callbacks(valid, unpacking(state, params), torch.float64))
+    if taken.max_num_steps is not None and len(times) > 1:
+        observers.append(StepLimit(taken.max_num_steps, times.tolist()))
+    return PeerAdjoint(
+        restart="every",
+        check=False,
+        solver=taken.solver,
+        controller=taken.controller,
+        rtol=arguments.check_tolerance("adjoint_rtol", rtol, state) if taken.tolerant else None,
+        atol=arguments.check_tolerance("adjoint_atol", atol, state) if taken.tolerant else None,
+        max_steps=sys.maxsize,
+        observers=observers,
+        adjoint_options=options,
+        tuple_norms=norms,
+        whole=bool(given) or taken.solver.carries_slopes,
+    )
 
 
 def odeint_dense(
@@ -147,112 +173,65 @@ def odeint_dense(
     >>> bool((y(torch.tensor(0.5)) - torch.exp(torch.tensor(-0.5))).abs().max() < 1e-6)
     True
     """
-    state = arguments.check_state(y0)
-    t = torch.stack([torch.as_tensor(x, device=state.first.device).reshape(()) for x in (t0, t1)])
+    t = torch.stack([torch.as_tensor(x).reshape(()) for x in (t0, t1)])
     t = t if t.is_floating_point() else t.to(torch.float64)
-    arguments.check_times(t, state.first, "t0, t1")
-    taken = steps(func, y0, t, method, options or {})
-    sol = _run(func, state, t, taken, method, rtol, atol, Direct(), dense=True)
+    sol = call(func, y0, t, rtol, atol, method, options).run(Direct(), dense=True)
     assert sol.dense is not None
     return sol.dense.__call__
 
 
-def _chosen(
-    func: Any, state: State, t: Tensor, method: str | None, options: dict[str, Any] | None, adjoint: Adjoint | None
-) -> tuple[Adjoint | None, Steps]:
-    """The adjoint of the switch, where it applies, and how to step."""
-    if adjoint is not None and t.requires_grad and not find(method).adaptive:
-        adjoint = Direct()  # the others hold the times of a grid fixed
-    own = adjoint is not None
-    return adjoint, steps(func, state.y0, t, method, options or {}, own)
-
-
-def _run(
+def odeint_event(
     func: Callable[..., Any],
-    state: State,
+    y0: Any,
+    t0: Any,
+    *,
+    event_fn: Callable[..., Any],
+    reverse_time: bool = False,
+    odeint_interface: Callable[..., Any] = odeint,
+    **kwargs: Any,
+) -> tuple[Tensor, Any]:
+    """The event time, and the states at t0 and at the event, both with gradients that include the motion of the event.
+
+    Arguments:
+        func, y0: as in `odeint`.
+        t0: the time of y0.
+        event_fn: `event_fn(t, y)`; the first zero of any of its entries is the event.
+        reverse_time: whether to solve backwards in time.
+        odeint_interface: `odeint`, `odeint_adjoint`, or a function that calls one of them.
+        kwargs: its other arguments.
+
+    >>> fall = lambda t, y: torch.stack([y[1], torch.full_like(y[1], -2.0)])
+    >>> start = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    >>> t, ys = odeint_event(fall, start, torch.tensor(0.0), event_fn=lambda t, y: y[0])
+    >>> round(float(t), 6), round(float(ys[-1][1]), 6)
+    (1.0, -2.0)
+    """
+    t0 = torch.as_tensor(t0).reshape(-1)
+    t = torch.cat([t0, t0.detach() + (-1.0 if reverse_time else 1.0)])
+    if odeint_interface is odeint:
+        return _moving(func, y0, t, event_fn=event_fn, **kwargs)
+    time, ys = odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
+    function = events.combined(event_fn, t0[0].detach(), y0)
+    y = tuple(x[-1] for x in ys) if isinstance(ys, tuple) else ys[-1]
+    time, y = events.rerouted(func, function, time, y)
+    if isinstance(ys, tuple):
+        return time, tuple(torch.cat([x[:-1], end[None]]) for x, end in zip(ys, y, strict=True))
+    return time, torch.cat([ys[:-1], y[None]])
+
+
+def _moving(
+    func: Callable[..., Any],
+    y0: Any,
     t: Tensor,
-    taken: Steps,
-    method: str | None,
-    rtol: Any,
-    atol: Any,
-    adjoint: Adjoint,
-    params: Sequence[Tensor] | None = None,
-    dense: bool = False,
-) -> Solution[Any]:
-    tolerances = {}
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        checked = arguments.check_tolerance(name, value, state)
-        if taken.controller.adaptive:
-            tolerances[name] = checked
-    try:
-        with errors.without(ToleranceWarning), ledger.timed() as note:
-            sol = solve(
-                arguments.adapted(func, state),
-                state.y0,
-                t,
-                solver=taken.solver,
-                controller=taken.controller,
-                norm=taken.norm,
-                jumps=taken.jumps or None,
-                adjoint=adjoint,
-                params=params,
-                observers=_observers(func, state, t, taken, method),
-                max_steps=sys.maxsize,
-                dense=dense,
-                compile=current().compile,
-                **tolerances,
-            )
-            note(sol.stats)
-            return sol
-    except SolveError as error:
-        raise translated(error) from error
-
-
-def _observers(func: Any, state: State, t: Tensor, taken: Steps, method: str | None) -> list[Observer]:
-    observers: list[Observer] = []
-    given = arguments.callbacks(func)
-    if given:
-        valid = arguments.supported(given, method or "dopri5", taken.method)
-        dtype = torch.float64 if taken.method.adaptive else t.dtype
-        observers.append(Callbacks(valid, state.unpack, dtype))
-    if taken.max_num_steps is not None:
-        observers.append(StepLimit(taken.max_num_steps, t.tolist()))
-    return observers
-
-
-def _peer_adjoint(
-    func: Any,
-    state: State,
-    t: Tensor,
-    method: str | None,
-    options: dict[str, Any],
-    tuple_norms: AdjointNorms,
-    params: Sequence[Tensor],
-    rtol: Any,
-    atol: Any,
-) -> PeerAdjoint:
-    taken = steps(func, state.y0, t.detach().flip(0), method, options)
-    observers: list[Observer] = []
-    given = arguments.callbacks(func, "_adjoint")
-    if given:
-        valid = arguments.supported(given, method or "dopri5", taken.method)
-        observers.append(Callbacks(valid, unpacking(state, params), torch.float64))
-    if taken.max_num_steps is not None and len(t) > 1:
-        observers.append(StepLimit(taken.max_num_steps, t.flip(0).tolist()))
-    adaptive = taken.controller.adaptive
-    return PeerAdjoint(
-        restart="every",
-        check=False,
-        solver=taken.solver,
-        controller=taken.controller,
-        rtol=arguments.check_tolerance("adjoint_rtol", rtol, state) if adaptive else None,
-        atol=arguments.check_tolerance("adjoint_atol", atol, state) if adaptive else None,
-        max_steps=sys.maxsize,
-        observers=observers,
-        adjoint_options=options,
-        tuple_norms=tuple_norms,
-        whole=bool(given) or taken.solver.carries_slopes,
-    )
+    *,
+    event_fn: Callable[..., Any],
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> tuple[Tensor, Any]:
+    """`odeint` up to an event that moves."""
+    return _direct(call(func, y0, t, rtol, atol, method, options, event_fn), moving=True)
 
 
 def _adjoint_params(
@@ -264,18 +243,18 @@ def _adjoint_params(
         warnings.warn(
             "An adjoint parameter was passed without requiring gradient. For efficiency this will be excluded from the "
             "adjoint pass, and will not appear as a tensor in the adjoint norm.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return needed
 
 
-def _outputs(sol: Solution[Any], state: State, params: Sequence[Tensor] = ()) -> Any:
-    """The states at the output times; parameters in need of a gradient have one of zero at least."""
-    if not params:
-        return sol.ys
-    if state.shapes is None:
-        return ZerosFor.apply(sol.ys, *params)
-    return (ZerosFor.apply(sol.ys[0], *params), *sol.ys[1:])
+def _with_zeros(found: Any, params: Sequence[Tensor]) -> Any:
+    """The same result; parameters in need of a gradient have one of zero at least."""
+    if not params or not torch.is_grad_enabled():
+        return found
+    if isinstance(found, tuple):
+        return (_with_zeros(found[0], params), *found[1:])
+    return ZerosFor.apply(found, *params)
 
 
 class ZerosFor(torch.autograd.Function):
@@ -283,12 +262,12 @@ class ZerosFor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.shapes = [(other.shape, other.dtype, other.device) for other in others]
+        ctx.others = [(other.shape, other.dtype, other.device) for other in others]
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        zeros = [torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.shapes]
+        zeros = [torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.others]
         return grads[0], *zeros
 
 
@@ -299,8 +278,3 @@ def _attach(ys: Tensor, options: dict[str, Any]) -> None:
         node = node.next_functions[0][0] if node.next_functions else None
     if node is not None:
         node.adjoint_options = options
-
-
-def refuse_event(event_fn: Any) -> None:
-    if event_fn is not None:
-        raise NotImplementedError("event_fn")

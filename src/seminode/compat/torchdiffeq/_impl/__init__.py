@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .adjoint import odeint_adjoint
-from .odeint import odeint, odeint_dense
+from .odeint import odeint, odeint_dense, odeint_event
 
-__all__ = ["odeint", "odeint_adjoint", "odeint_dense"]
+__all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .._methods import SOLVERS
-from .._odeint import odeint, odeint_dense
+from .._odeint import odeint, odeint_dense, odeint_event
 
-__all__ = ["SOLVERS", "odeint", "odeint_dense"]
+__all__ = ["SOLVERS", "odeint", "odeint_dense", "odeint_event"]
