@@ -79,6 +79,8 @@ def test_pages_with_code_are_found() -> None:
 def test_solver_table_is_that_of_the_code() -> None:
     expected = []
     for name, kind in BY_NAME.items():
+        if kind.external:  # whose numbers are those of its methods
+            continue
         solver = kind()
         embedded = "–" if solver.error_order is None else str(solver.error_order - 1)
         numbers = [str(solver.order), embedded, str(solver.evaluations), str(solver.interpolant_order)]

@@ -18,23 +18,33 @@ from .errors import (
     StepFailure,
     StepSizeUnderflow,
     ToleranceWarning,
+    ZenoBehaviour,
 )
+from .events import Event
+from .grids import Grid
 from .solution import Record, Solution, Stats, Status
 from .solve import solve
 from .solvers import (
     RK4,
+    RK38,
     AdaptiveHeun,
     Bosh3,
     Dopri5,
     Dopri8,
     Euler,
+    ExplicitAdams,
     Fehlberg2,
     Heun,
+    Heun3,
+    ImplicitAdams,
+    Leapfrog,
     Midpoint,
     Ralston,
     ReversibleHeun,
     ReversibleRK,
+    SciPy,
     Tsit5,
+    Yoshida4,
 )
 
 __version__ = "0.1.0"
@@ -42,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PID",
     "RK4",
+    "RK38",
     "AdaptiveHeun",
     "Backsolve",
     "Bosh3",
@@ -53,11 +64,17 @@ __all__ = [
     "Dopri8",
     "DriftWarning",
     "Euler",
+    "Event",
+    "ExplicitAdams",
     "Fehlberg2",
     "FixedStep",
+    "Grid",
     "Heun",
+    "Heun3",
+    "ImplicitAdams",
     "Integral",
     "Interpolating",
+    "Leapfrog",
     "MaxStepsReached",
     "Midpoint",
     "NonFiniteState",
@@ -69,6 +86,7 @@ __all__ = [
     "Reversible",
     "ReversibleHeun",
     "ReversibleRK",
+    "SciPy",
     "Solution",
     "SolveError",
     "StatefulFieldWarning",
@@ -78,6 +96,8 @@ __all__ = [
     "StepSizeUnderflow",
     "ToleranceWarning",
     "Tsit5",
+    "ZenoBehaviour",
+    "Yoshida4",
     "integral_leaves",
     "models",
     "norms",

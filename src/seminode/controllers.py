@@ -58,13 +58,21 @@ class Controller(ABC):
        `proposal` if the step was shortened to end on a jump, on a time of `step_to` or on the last output time. `ratio`
        is the norm of the error relative to the tolerance and `order` the order of the error estimate;
     4. `step_to`: times at which steps must end;
-    5. `dt_min`, `dt_max`: bounds on the proposed step.
+    5. `dt_min`, `dt_max`: bounds on the proposed step;
+    6. `land`: whether the last step ends on the last output time.
     """
 
     adaptive: ClassVar[bool]
     step_to: Sequence[float] = ()
     dt_min: float = 0.0
     dt_max: float = math.inf
+    land: bool = True
+    #: Whether the state is checked for NaN and infinity after every step without error control, or at the end only.
+    check: ClassVar[bool] = True
+
+    def landings(self, times: Sequence[float]) -> Sequence[float]:
+        """The times at which steps must end in a solve with these output times."""
+        return self.step_to
 
     @abstractmethod
     def first(self) -> tuple[float | None, History]: ...
@@ -84,6 +92,7 @@ class AdaptiveOptions(TypedDict, total=False):
     dt_max: float
     at_dt_min: AtDtMin
     step_to: Sequence[float]
+    land: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +107,8 @@ class Adaptive(Controller):
         at_dt_min: what happens when a step of length `dt_min` fails the error test: `"raise"` an error, or
             `"accept"` the step.
         step_to: times at which steps must end.
+        land: whether the last step ends on the last output time. With `False` it runs past it, and the output there is
+            interpolated like all others, as in torchdiffeq; only for `save="ts"`.
     """
 
     adaptive: ClassVar[bool] = True
@@ -110,6 +121,7 @@ class Adaptive(Controller):
     dt_max: float = math.inf
     at_dt_min: AtDtMin = "raise"
     step_to: Sequence[float] = ()
+    land: bool = True
 
     def __post_init__(self) -> None:
         _positive(self, "safety", "factor_min", "factor_max", "dt_max")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -73,8 +76,30 @@ class StepFailure(SolveError):
     status = "step failure"
 
 
+class ZenoBehaviour(SolveError):
+    """An event occurs again and again within ever shorter times: the solve cannot get past that point."""
+
+    status = "Zeno behaviour"
+
+
+#: Categories of warnings that are not issued at present.
+_silenced: ContextVar[frozenset[type[Warning]]] = ContextVar("silenced", default=frozenset())
+
+
+@contextmanager
+def without(*categories: type[Warning]) -> Generator[None, None, None]:
+    """Do not issue these warnings inside; unlike `warnings.catch_warnings`, in this thread only."""
+    token = _silenced.set(_silenced.get() | set(categories))
+    try:
+        yield
+    finally:
+        _silenced.reset(token)
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called into this package."""
+    if category in _silenced.get():
+        return
     # Private, but documented, and nothing else gets a frame without the cost of a traceback.
     depth, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (

@@ -114,6 +114,24 @@ class Without:
         return f"Without({self.integrals})"
 
 
+class Reading:
+    """A norm of an `AdjointState` that says which plain integrals it reads.
+
+    What it does not read need not be part of the solver's state: it is summed beside it, which is cheaper.
+
+    Arguments:
+        norm: the function of an `AdjointState`.
+        time: whether it reads `a_t`; otherwise that is an empty tuple.
+        params: whether it reads `a_params`; otherwise that is an empty tuple.
+    """
+
+    def __init__(self, norm: Norm, *, time: bool = False, params: bool = False):
+        self.norm, self.time, self.params = norm, time, params
+
+    def __call__(self, y: AdjointState) -> Tensor:
+        return self.norm(y)
+
+
 def seminorm(y: AdjointState) -> Tensor:
     """The seminorm of Kidger, Chen and Lyons (2021): the larger of the norms of z and a_z.
 

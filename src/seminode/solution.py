@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import Tensor
 
 from ._stepping.interpolation import DenseSolution
 from .errors import SolveError
+from .events import Occurrences
 
 if TYPE_CHECKING:
     from ._stepping.schedule import Plan
@@ -25,21 +28,62 @@ class Status(enum.Enum):
     MAX_STEPS_REACHED = "max steps reached"
     NON_FINITE_STATE = "non-finite state"
     STEP_FAILURE = "step failure"
+    ZENO_BEHAVIOUR = "Zeno behaviour"
+    EVENT = "ended by an event"
 
     @classmethod
-    def of(cls, error: SolveError | None) -> Status:
-        return cls.SUCCESS if error is None else cls(error.status)
+    def of(cls, error: SolveError | None, ended: bool = False) -> Status:
+        """`ended` says whether an event ended the solve."""
+        return cls(error.status) if error is not None else cls.EVENT if ended else cls.SUCCESS
 
 
 @dataclass
 class BackwardReport:
     """What the latest backward pass of a solve cost; both are `None` before there was one.
 
-    The statistics and the record of a solve are made when it ends, a backward pass comes later and fills this in.
+    The statistics and the record of a solve are made when it ends, a backward pass comes later and fills this in. A
+    solve that went on after events has a report for each of its stretches in `parts`; `of_events` counts the VJPs of
+    evaluations in the steps that land on events.
     """
 
     stats: Stats | None = None
     record: Record | None = None
+    parts: Sequence[BackwardReport] = ()
+    of_events: int = 0
+
+    def total(self) -> Stats | None:
+        """The statistics, summed over all stretches that a backward pass has reached."""
+        if not self.parts:
+            return self.stats
+        found = [part.stats for part in self.parts if part.stats is not None]
+        if not found:
+            return self.stats
+        errors = [x.params_error for x in found if x.params_error is not None]
+        return Stats(
+            nfe=sum(x.nfe for x in found),
+            accepted=sum(x.accepted for x in found),
+            rejected=sum(x.rejected for x in found),
+            jumps=sum(x.jumps for x in found),
+            vjp_y=sum(x.vjp_y for x in found) + self.of_events,
+            vjp_params=sum(x.vjp_params for x in found) + self.of_events,
+            params_error=max(errors) if errors else None,
+            checks=sum(x.checks for x in found),
+        )
+
+    def total_record(self) -> Record | None:
+        """The records of all stretches, in the order of the backward pass."""
+        if not self.parts:
+            return self.record
+        found = [part.record for part in reversed(self.parts) if part.record is not None]
+        if not found:
+            return None
+        chained = itertools.chain.from_iterable
+        return Record(
+            tuple(chained(x.evaluations for x in found)),
+            tuple(chained(x.accepted for x in found)),
+            tuple(chained(x.rejected for x in found)),
+            tuple(chained(x.ratios for x in found)),
+        )
 
 
 @dataclass(frozen=True)
@@ -55,6 +99,7 @@ class Stats:
             `Quadrature`), an estimate of the error of that integral, relative to it in the Euclidean norm.
         checks: evaluations that only look at the field, for `norm="auto"` and to make sure on a backward pass that the
             field has not changed since the solve; they are not in `nfe`.
+        events: occurrences of events. Steps that were discarded in order to land on them are among the rejected ones.
     """
 
     nfe: int = 0
@@ -65,17 +110,20 @@ class Stats:
     vjp_params: int = 0
     params_error: float | None = None
     checks: int = 0
+    events: int = 0
     report: BackwardReport = field(default_factory=BackwardReport, repr=False, compare=False)
 
     @property
     def backward(self) -> Stats | None:
         """The same for the latest backward pass; `None` before there was one."""
-        return self.report.stats
+        return self.report.total()
 
     def __str__(self) -> str:
         text = f"nfe={self.nfe}, accepted={self.accepted}, rejected={self.rejected}"
         if self.jumps:
             text += f", jumps={self.jumps}"
+        if self.events:
+            text += f", events={self.events}"
         if self.vjp_y or self.vjp_params:
             text += f", vjp_y={self.vjp_y}, vjp_params={self.vjp_params}"
         if self.checks:
@@ -104,7 +152,7 @@ class Record:
     @property
     def backward(self) -> Record | None:
         """The same for the latest backward pass; `None` before there was one."""
-        return self.report.record
+        return self.report.total_record()
 
     @property
     def ts(self) -> tuple[float, ...]:
@@ -120,10 +168,11 @@ class Solution(Generic[Y]):
         ts: the times of the outputs.
         ys: the solution there, in the structure of `y0`, the time axis first.
         stats: what it cost; `stats.backward` is filled in when a gradient is taken.
-        status: how it ended; anything but success only with `throw=False`.
+        status: how it ended: `SUCCESS`, `EVENT` if an event ended it, anything else only with `throw=False`.
         error: the error that would have been raised, with `throw=False`.
         dense: with `dense=True` the solution as a function of time.
         record: with `record=True` the times of all evaluations and steps.
+        events: for each event that was passed, when it occurred and in which states.
     """
 
     ts: Tensor
@@ -133,6 +182,7 @@ class Solution(Generic[Y]):
     error: SolveError | None = None
     dense: DenseSolution | None = None
     record: Record | None = None
+    events: tuple[Occurrences[Any], ...] = ()
 
     def __repr__(self) -> str:
         return f"Solution({len(self.ts)} outputs, {self.status.value}, {self.stats})"

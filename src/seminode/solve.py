@@ -17,15 +17,19 @@ from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
 from ._integrals.auto_norm import ignoring_integrals
+from ._integrals.separability import separable
 from ._stepping.interpolation import DenseSolution
+from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
-from ._stepping.schedule import Plan
 from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Replay
-from .adjoints.base import ForwardResult
+from .adjoints._events import run_with_events
+from .adjoints.base import ForwardResult, knots_of
 from .controllers import Controller
+from .events import Event
 from .norms import Norm
 from .solution import Solution, Status
 from .solvers import Solver, SolverName
+from .solvers.symplectic import Symplectic
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,8 +62,10 @@ class AllOptions(SolveOptions, total=False):
 
     args: tuple[Any, ...]
     params: nn.Module | Iterable[Tensor] | None
+    event: Event | Sequence[Event] | None
     dense: bool
     throw: bool
+    observers: Sequence[Observer]
 
 
 @overload
@@ -99,6 +105,7 @@ def solve(
     adjoint: AdjointName | Adjoint = Replay(),
     params: nn.Module | Iterable[Tensor] | None = None,
     jumps: Tensor | Sequence[float] | None = None,
+    event: Event | Sequence[Event] | None = None,
     save: Save | Callable[[Tensor, Any], Any] = "ts",
     dense: bool = False,
     record: bool = False,
@@ -106,6 +113,7 @@ def solve(
     throw: bool = True,
     max_steps: int = 100_000,
     compile: bool = False,
+    observers: Sequence[Observer] = (),
 ) -> Solution[Any]:
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
@@ -128,7 +136,9 @@ def solve(
         params: the tensors of the field that get gradients; by default they are detected automatically.
         jumps: times at which the field is discontinuous in t. Steps end on them, and the field is evaluated on either
             side, never at the jump itself.
-        save: `"ts"`, `"last"` (at ts[-1] only), `"steps"` (after every accepted step), or a function `save(t, y)` whose
+        event: an [`Event`][seminode.Event] or a sequence of them; see [Events](events.md). If one ends the solve, later
+            outputs are left out, and `status` is `Status.EVENT`.
+        save: `"ts"`, `"last"` (where the solve ends), `"steps"` (after every accepted step), or a function `save(t, y)` whose
             results are stacked instead of y.
         dense: also return the solution as a function of time.
         record: also return the times of all evaluations and steps.
@@ -138,6 +148,7 @@ def solve(
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
             with a field takes seconds to compile it, later ones reuse the programs.
+        observers: objects that are told about every step; see [`Observer`][seminode.extending.Observer].
 
     Example:
         >>> import torch, seminode as sn
@@ -158,10 +169,13 @@ def solve(
         flat = layout.pack(y0).to(dtype)
         tensor_ts, times = checks.check_times(_without_inference(ts), flat)
         chosen_solver = checks.check_solver(solver)
+        checks.refuse_control(chosen_solver, controller, norm)
         chosen_controller = checks.check_controller(controller, chosen_solver)
-        where, function = checks.check_save(save)
+        where, function = checks.check_save(save, chosen_controller)
+        flat_field = Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device))
+        chosen_params = None if params is None else chosen(params)
         problem = Problem(
-            field=Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device)),
+            field=flat_field,
             y0=flat,
             ts=tensor_ts,
             times=times,
@@ -169,27 +183,42 @@ def solve(
             controller=chosen_controller,
             error=checks.check_error_norm(norm, rtol, atol, y0, layout, flat, chosen_controller),
             jumps=checks.check_jumps(jumps),
-            params=None if params is None else chosen(params),
+            events=checks.check_events(event, flat_field, chosen_params, norm),
+            params=chosen_params,
             integrals=checks.check_integrals(norm, layout),
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
+            observers=tuple(observers),
             **flags,
         )
-        run = _check_adjoint(adjoint).run
-        if isinstance(norm, str) and norm == "auto":
-            run = functools.partial(ignoring_integrals, run=run)
+        run = _runner(problem, _check_adjoint(adjoint), norm)
         return _solution(problem, _explained(run, problem), leaf.dtype, function)
 
 
+def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem], ForwardResult]:
+    """What runs a problem."""
+    run = functools.partial(run_with_events, adjoint=adjoint) if problem.events else adjoint.run
+    if isinstance(norm, str) and norm == "auto":
+        run = functools.partial(ignoring_integrals, run=run)
+    if isinstance(problem.solver, Symplectic):
+        run = functools.partial(separable, solver=problem.solver, run=run)
+    return run
+
+
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
-    """Run a problem; an error that comes from the signature of the field says so."""
+    """Run a problem; an error that comes from the signature of the field or of an event says so."""
     try:
         return run(problem)
     except TypeError as error:
-        explanation = checks.explain_call(problem.field.func, problem.field.args)
-        if explanation is None:
-            raise
-        raise TypeError(explanation) from error
+        called = [("field", problem.field.func)]
+        for function in problem.events:
+            pairs = ("fn", function.event.fn), ("reset", function.event.reset)
+            called += [(f"{function.name}.{name}", func) for name, func in pairs if func is not None]
+        for name, func in called:
+            explanation = checks.explain_call(func, problem.field.args, name)
+            if explanation is not None:
+                raise TypeError(explanation) from error
+        raise
 
 
 def _check_adjoint(adjoint: Any) -> Adjoint:
@@ -213,28 +242,32 @@ def _solution(
         ys = _apply(function, ts, result.ys.to(dtype), layout)
     dense = None
     if result.coefficients is not None:
-        dense = DenseSolution(_knots(problem, result.plans), result.coefficients, layout, dtype)
+        knots = knots_of(problem, result.plans) if result.events is None else result.events.knots
+        dense = DenseSolution(knots, result.coefficients, layout, dtype)
     return Solution(
         ts=ts,
         ys=ys,
         stats=result.stats,
-        status=Status.of(result.error),
+        status=Status.of(result.error, result.events is not None and result.events.ended),
         error=result.error,
         dense=dense,
         record=result.record,
+        events=() if result.events is None else result.events.occurrences,
     )
 
 
 def _output_times(problem: Problem, result: ForwardResult) -> Tensor:
     """The times of the outputs, as functions of `ts`."""
     ts, count = problem.ts, len(result.ys)
+    if result.events is not None:
+        return result.events.ts
     if problem.save == "ts":
         return ts[:count]
     if problem.save == "last":
         return ts[-1:][:count]
     if not result.plans:
         return ts[:1]
-    return _knots(problem, result.plans).to(device=ts.device, dtype=ts.dtype)
+    return knots_of(problem, result.plans).to(device=ts.device, dtype=ts.dtype)
 
 
 def _apply(function: Callable[[Tensor, Any], Any], ts: Tensor, ys: Tensor, layout: Layout) -> Any:
@@ -251,20 +284,6 @@ def _apply(function: Callable[[Tensor, Any], Any], ts: Tensor, ys: Tensor, layou
     if node is None:
         return ys
     return unflatten(node, iter([torch.stack(column) for column in zip(*leaves, strict=True)]))
-
-
-def _knots(problem: Problem, plans: Sequence[Plan]) -> Tensor:
-    """The ends of the steps as a tensor that moves with ts[0] and ts[-1] as the steps do."""
-    ts = problem.ts
-    wide = torch.float32 if ts.device.type == "mps" else torch.float64
-    if not plans:
-        return torch.tensor([problem.times[0]] * 2, dtype=wide, device=problem.y0.device)
-    knots = torch.tensor([plans[0].t0, *(plan.t1 for plan in plans)], dtype=wide, device=problem.y0.device)
-    with_start = [True, *(plan.end_floats for plan in plans)]
-    with_end = [False, *(plan.final for plan in plans)]
-    shift = (ts - ts.detach()).to(knots)
-    moves = torch.tensor([with_start, with_end], dtype=wide, device=knots.device)
-    return knots + moves[0] * shift[0] + moves[1] * shift[-1]
 
 
 @contextlib.contextmanager

@@ -149,7 +149,8 @@ class Tableau:
             self._require(f"sum_i b_i(x) = x (power {m})", fsum(column), m == 1)
         for i, (row, weight) in enumerate(zip(rows, (*self.b, 0.0), strict=True)):
             self._require(f"b_{i}(1) = b[{i}] (0 for the end slope)", fsum(row), weight)
-            self._require(f"b_{i}'(0) = 1 for k_0, 0 otherwise", row[0], i == 0)
+            # A straight line has one slope only.
+            self._require(f"b_{i}'(0) = 1 for k_0, 0 otherwise", row[0], i == 0 if self.degree > 1 else weight)
             if self.interpolant_reads_end:
                 last = i == len(self.b)
                 self._require(f"b_{i}'(1) = 1 for the end slope, 0 otherwise", _slope_at_end(row), last)

@@ -659,6 +659,25 @@ def test_params_are_honoured_or_refused_by_direct():
         assert second.grad is None
 
 
+@pytest.mark.parametrize("adjoint", [*ADJOINTS, sn.Backsolve(), sn.Checkpointed(2)], ids=str)
+@pytest.mark.parametrize("later", [False, True])
+def test_what_was_computed_from_params_before_the_solve(adjoint, later):
+    """A tensor that was computed from a parameter carries its gradient, also where it is in use later only."""
+    w, other = scalar(), scalar(0.3)
+    computed, constant = 2.0 * w.exp(), other.sin()
+
+    def field(t, y):
+        return constant * y if later and t < 0.5 else -computed * y + constant
+
+    jumps = [0.5] if later else None
+    sol = sn.solve(field, X, TS, adjoint=adjoint, params=[w], jumps=jumps)
+    (grad,) = torch.autograd.grad(sol.ys.sum(), w, retain_graph=True)
+    direct = sn.solve(field, X, TS, adjoint=sn.Direct(), jumps=jumps)
+    (expected,) = torch.autograd.grad(direct.ys.sum(), w, retain_graph=True)
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
+    assert torch.autograd.grad(sol.ys.sum(), other, allow_unused=True) == (None,)
+
+
 @replays
 def test_params_and_args_of_each_own(adjoint):
     w, v = scalar(), scalar(0.2)

@@ -256,3 +256,11 @@ def test_mistakes(arguments: Any, error: type[Exception], message: str) -> None:
 def test_mistaken_windows(window: float) -> None:
     with pytest.raises(ValueError, match="window_length: expected a"):
         paths.logsignature_windows(walk(4, 2), 2, window)
+
+
+def test_edges_of_windows() -> None:
+    times = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64, requires_grad=True)
+    edges = paths.window_edges(times, 1.5)
+    assert edges.tolist() == [0.5, 2.0, 3.5, 4.0]
+    (grad,) = torch.autograd.grad(edges.sum(), times)
+    assert grad.tolist() == [3.0, 0.0, 1.0]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torchcde
+from observations import irregular, series
 from torch import Tensor
 
 import seminode as sn
@@ -26,21 +27,7 @@ every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 gaps_or_not = pytest.mark.parametrize("gaps", [0.0, 0.5], ids=["whole", "gaps"])
 
 
-def series(*shape: int, gaps: float = 0.0, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Random values (batch..., K, channels), each missing with a probability, but never a whole channel."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
-    missing = torch.rand(*shape, generator=generator) < gaps
-    missing[..., shape[-2] // 2, :] = False
-    return x.masked_fill(missing, torch.nan).to(dtype)
-
-
 X = series(4, 5, 3)
-
-
-def irregular(*shape: int, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (0.1 + torch.rand(*shape, generator=generator, dtype=torch.float64)).cumsum(-1)
 
 
 def theirs(name: str, x: Tensor, times: Tensor | None) -> Any:

@@ -29,6 +29,9 @@ def field(t: Tensor, y: Tensor) -> Tensor:
     return torch.stack([speed * v, -speed * u])
 
 
+#: Solvers of any equation that step by themselves; others have tests of their own.
+GENERAL = [name for name, kind in BY_NAME.items() if kind.general]
+
 #: Numbers of steps at which errors are neither above the asymptotic range nor below rounding.
 STEPS = {1: (400, 1600), 2: (100, 800), 3: (80, 640), 4: (40, 320), 5: (200, 800), 8: (28, 70)}
 #: The same for the sup norm, by the order of what is measured.
@@ -58,7 +61,7 @@ def run(solver: SolverName, steps: int, dense: bool = False) -> sn.Solution[Tens
         )
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", GENERAL)
 def test_order_of_the_solution(name: SolverName) -> None:
     order = BY_NAME[name]().order
 
@@ -70,7 +73,7 @@ def test_order_of_the_solution(name: SolverName) -> None:
     assert slope(*STEPS[order], error) == pytest.approx(order, abs=0.2)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", GENERAL)
 def test_order_of_the_interpolant(name: SolverName) -> None:
     solver = BY_NAME[name]()
     expected = min(solver.order, solver.interpolant_order + 1)
@@ -85,7 +88,7 @@ def test_order_of_the_interpolant(name: SolverName) -> None:
     assert slope(*DENSE_STEPS[expected], error) == pytest.approx(expected, abs=0.2)
 
 
-@pytest.mark.parametrize("name", [name for name, solver in BY_NAME.items() if solver.error_order is not None])
+@pytest.mark.parametrize("name", [name for name in GENERAL if BY_NAME[name].error_order is not None])
 def test_adaptive_errors_follow_the_tolerance(name: SolverName) -> None:
     start = exact(torch.tensor(0.0, dtype=torch.float64))
     times = torch.linspace(0.0, END, 7, dtype=torch.float64)

@@ -161,11 +161,13 @@ class UseWatch(TorchFunctionMode):
         self.used: dict[int, Tensor] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        for tensor in _tensors((args, kwargs)):
-            if id(tensor) in self._candidates:
-                self.used[id(tensor)] = tensor
-        return func(*args, **kwargs)
+        _with_tensors(args, kwargs, self._note)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, x: Tensor) -> Tensor:
+        if id(x) in self._candidates:
+            self.used[id(x)] = x
+        return x
 
     def over(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, watched."""
@@ -177,19 +179,60 @@ class UseWatch(TorchFunctionMode):
         return inner
 
 
+class Lineage:
+    """Tells which tensors were computed from some others, by their graphs."""
+
+    def __init__(self, origins: Iterable[Tensor]):
+        origins = list(origins)
+        self._leaves = {id(x) for x in origins if x.is_leaf}
+        self._computed = {x.grad_fn for x in origins if not x.is_leaf}
+        self._known: dict[int, tuple[Tensor, bool]] = {}
+
+    def includes(self, x: Tensor) -> bool:
+        """Whether x was computed from one of the tensors."""
+        if id(x) not in self._known:
+            self._known[id(x)] = x, self._reaches(x)
+        return self._known[id(x)][1]
+
+    def _reaches(self, x: Tensor) -> bool:
+        queue: list[Any] = [x.grad_fn]
+        seen: set[Any] = {None}
+        while queue:
+            node = queue.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self._computed or id(getattr(node, "variable", None)) in self._leaves:
+                return True
+            queue += [function for function, _ in node.next_functions]
+        return False
+
+
 class Restriction(CaptureWatch):
-    """Takes the gradient away from captured tensors other than the given ones."""
+    """Takes the gradient away from captured tensors other than the given ones and those computed from them."""
+
+    def __init__(self, arguments: Iterable[Tensor], params: Sequence[Tensor], lineage: Lineage):
+        super().__init__([*arguments, *params])
+        self._lineage = lineage
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kept, named = mapped((args, kwargs or {}), lambda x: x.detach() if self._is_capture(x) else x)
-        return self._keep(func(*kept, **named))
+        kept, named = _with_tensors(args, kwargs, self._constant)
+        result = func(*kept, **named)
+        if isinstance(result, Tensor):
+            self._inside.setdefault(id(result), result)
+            return result
+        return self._keep(result)
+
+    def _constant(self, x: Tensor) -> Tensor:
+        return x.detach() if self._is_capture(x) and not self._lineage.includes(x) else x
 
 
 def restricted(func: Callable[..., Any], params: Sequence[Tensor]) -> Callable[..., Any]:
     """A callable that is differentiable in its arguments and in `params` alone."""
+    lineage = Lineage(params)
 
     def inner(*args: Any) -> Any:
-        with uncompiled(), Restriction([*_tensors(args), *params]):
+        with uncompiled(), Restriction(_tensors(args), params, lineage):
             return func(*args)
 
     return inner
@@ -203,8 +246,11 @@ class Substitution(TorchFunctionMode):
         self._others = others
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        swapped, named = mapped((args, kwargs or {}), lambda x: self._others.get(id(x), x))
+        swapped, named = _with_tensors(args, kwargs, self._other)
         return func(*swapped, **named)
+
+    def _other(self, x: Tensor) -> Tensor:
+        return self._others.get(id(x), x)
 
 
 def as_leaf(x: Tensor, needed: bool = False) -> Tensor:
@@ -243,6 +289,24 @@ def substituted(func: Callable[..., Any], params: Sequence[Tensor], leaves: Sequ
         return mapped(answer, lambda x: others.get(id(x), x))  # a parameter may be the answer itself
 
     return inner
+
+
+def _with_tensors(
+    args: Sequence[Any], kwargs: dict[str, Any] | None, function: Callable[[Tensor], Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an operation with a function applied to the tensors among them.
+
+    This runs for every operation of a field. Most arguments are tensors, which need no walk through a structure.
+    """
+
+    def applied(x: Any) -> Any:
+        return function(x) if isinstance(x, Tensor) else x
+
+    changed = [
+        function(x) if isinstance(x, Tensor) else mapped(x, applied) if isinstance(x, tuple | list | dict) else x
+        for x in args
+    ]
+    return changed, mapped(kwargs, applied) if kwargs else {}
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

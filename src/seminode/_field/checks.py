@@ -6,7 +6,7 @@ import difflib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from .. import norms
 from ..controllers import Controller, Integral
 from ..errors import ToleranceWarning, warn
+from ..events import Event
 from ..norms import ErrorNorm, Norm
 from ..solvers import BY_NAME, Solver
+from .capture import restricted
+from .event_function import EventFunction
 from .pytree import Layout, flatten, real_dtype, same_nesting
 
 if TYPE_CHECKING:
     from .._stepping.problem import Save
+    from .field import Field
 
 #: Default (rtol, atol) by the real dtype of the state. Half precision is integrated in float32, but the field answers
 #: with two or three digits.
@@ -42,7 +46,7 @@ def check_field(field: Any) -> None:
         raise TypeError(f"field: expected a callable field(t, y, *args), found {type(field).__name__}")
 
 
-def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
+def explain_call(field: Any, args: tuple[Any, ...], name: str = "field") -> str | None:
     """Why field(t, y, *args) cannot be called, if its signature does not allow it; asked after a `TypeError`."""
     try:
         signature = inspect.signature(field.forward if isinstance(field, nn.Module) else field)
@@ -54,7 +58,7 @@ def explain_call(field: Any, args: tuple[Any, ...]) -> str | None:
         count, parameters = len(args), list(signature.parameters.values())
         passed = f"(t, y) and {count} of args" if count else "(t, y)"
         what = f"{type(field).__name__}.forward" if isinstance(field, nn.Module) else "it"
-        message = f"field: is called with {passed}, but {what} takes {signature}"
+        message = f"{name}: is called with {passed}, but {what} takes {signature}"
         if len(parameters) == 1 and not count:
             return f"{message}. If it does not depend on the time, pass lambda t, y: net(y)"
         if len(parameters) < 2 + count:
@@ -149,9 +153,16 @@ def check_solver(solver: Any) -> Solver:
     return BY_NAME[solver]()
 
 
+def refuse_control(solver: Solver, controller: Any, norm: Any) -> None:
+    """Refuse to control the steps of a solver that chooses them itself."""
+    for name, value in (("controller", controller), ("norm", norm)):
+        if solver.external and value is not None:
+            raise ValueError(f"{name}: solver {solver.name!r} controls its error itself; pass rtol and atol only")
+
+
 def check_controller(controller: Any, solver: Solver) -> Controller:
     if controller is None:
-        if solver.error_order is None:
+        if solver.error_order is None and not solver.external:
             raise ValueError(
                 f"controller: solver {solver.name!r} has no error estimate and needs one, "
                 "such as controller=sn.FixedStep(0.1)"
@@ -182,6 +193,27 @@ def check_jumps(jumps: Any) -> tuple[float, ...]:
         if not math.isfinite(t):
             raise ValueError(f"jumps[{i}]: expected a finite time, found {t}")
     return tuple(sorted(set(values)))
+
+
+def check_events(event: Any, field: Field, params: Sequence[Tensor] | None, norm: Any) -> tuple[EventFunction, ...]:
+    """The events of a solve. With `params`, their functions are differentiable in their arguments and those alone."""
+    if event is None:
+        return ()
+    events: Any = (event,) if isinstance(event, Event) else event
+    if not isinstance(events, list | tuple):
+        raise TypeError(f"event: expected sn.Event(fn, ...) or a sequence of them, found {described(event)}")
+    for i, each in enumerate(events):
+        if not isinstance(each, Event):
+            hint = f"; write sn.Event({getattr(each, '__name__', 'fn')})" if callable(each) else ""
+            raise TypeError(f"event[{i}]: expected sn.Event(fn, ...), found {described(each)}{hint}")
+    if events and isinstance(norm, str) and norm == "auto":
+        raise ValueError(
+            "norm: 'auto' leaves out leaves that the field does not read, but an event may read them; name the leaves "
+            "that no event reads with norm=sn.norms.Without(...)"
+        )
+    if params is None:
+        return tuple(EventFunction(each, i, field) for i, each in enumerate(events))
+    return tuple(EventFunction(each, i, field, lambda f: restricted(f, params)) for i, each in enumerate(events))
 
 
 def check_error_norm(
@@ -297,12 +329,14 @@ def _warn_if_too_tight(rtol: float | Tensor, like: Tensor) -> None:
         )
 
 
-def check_save(save: Any) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
+def check_save(save: Any, controller: Controller) -> tuple[Save, Callable[[Tensor, Any], Any] | None]:
     """Where to save, and a function to apply there."""
     if callable(save):
         return "ts", save
     if save not in ("ts", "last", "steps"):
         raise ValueError(f"save: expected 'ts', 'last', 'steps' or a callable save(t, y), found {save!r}")
+    if save != "ts" and not controller.land:
+        raise ValueError(f"save: {save!r} needs steps that end on ts[-1]; found a controller with land=False")
     return save, None
 
 

@@ -30,7 +30,7 @@ BETWEEN, GIVEN = 7, 16
 Value = Callable[[Tensor], Tensor]
 
 
-def _nan(leaf: Tensor) -> Tensor:
+def not_a_number(leaf: Tensor) -> Tensor:
     return torch.full_like(leaf, complex(math.nan, math.nan) if leaf.is_complex() else math.nan)
 
 
@@ -124,17 +124,26 @@ class Reader:
         if transforms_active():  # which hide the values
             return [False] * len(leaves)
         same = functools.partial(self._same, t, leaves, self._true(t, leaves))
-        if among is None or not (same(chosen, _nan) and same(chosen, _shaken)):
+        if among is None or not (same(chosen, not_a_number) and same(chosen, _shaken)):
             alone = among is not None and len(chosen) == 1
-            chosen = [] if alone else [i for i in chosen if same([i], _nan)]
+            chosen = [] if alone else [i for i in chosen if same([i], not_a_number)]
             # Against kernels whose operations torch does not see; all at once, since most often it is in vain.
             if not all(same(chosen, other) for other in OTHERS):
                 chosen = [i for i in chosen if len(chosen) > 1 and all(same([i], other) for other in OTHERS)]
         return [i in chosen for i in range(len(leaves))]
 
+    def answer(self, t: Tensor, y: Any) -> Tensor:
+        """The flat answer at a state. What is written to tensors on the way is undone."""
+        leaves, _ = self._choose(y, None)
+        given = [leaf.detach().clone() for leaf in leaves]
+        watch = NanProbe(given, [])
+        with self._without_trace(given[0].device), warnings.catch_warnings(), contextlib.closing(watch):
+            warnings.simplefilter("ignore")
+            return self._evaluate(t, given, watch).detach().clone()
+
     def still_unread(self, t: Tensor, y: Any, mask: Sequence[bool]) -> bool:
         """Whether the values of the masked leaves, taken together, are not read here either: one evaluation."""
-        answer = self._altered(t, *self._choose(y, mask), _nan)
+        answer = self._altered(t, *self._choose(y, mask), not_a_number)
         return answer is not None and not bool(torch.isnan(answer).any())
 
     def _choose(self, y: Any, mask: Sequence[bool] | None) -> tuple[list[Tensor], list[int]]:
@@ -160,7 +169,7 @@ class Reader:
         for i in chosen:
             given[i] = value(leaves[i].detach()).requires_grad_(gradient)
         changed = [given[i] for i in chosen]
-        watch = NanProbe(given, changed if value is _nan else [])
+        watch = NanProbe(given, changed if value is not_a_number else [])
         with self._without_trace(leaves[0].device), warnings.catch_warnings(), contextlib.closing(watch):
             warnings.simplefilter("ignore")  # of overflows and the like, which are of our making
             try:

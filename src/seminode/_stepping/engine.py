@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from .._field.field import Field
 from .._field.pytree import Layout, real_dtype
 from ..solvers.base import Memory, Solver
 from .combination import MovingStep
-from .observers import Counter
+from .observers import Counter, Observer
 from .schedule import Plan
 from .step import Shifts, Step, attempt
 
@@ -125,6 +125,23 @@ class EagerStepper:
         attempted = attempt(solver, evaluate, dt, y0, memory, end_slope=end_slope, error=controlled)
         check_untouched(answers)
         return Step(solver, plan, y0, memory, attempted, evaluate_end, dt=dt, shift=shift)
+
+
+class AnnouncedStepper:
+    """Tells observers about every step before it is tried."""
+
+    def __init__(self, step: Stepper, observers: Sequence[Observer]):
+        self._step, self._observers = step, observers
+
+    def __call__(self, plan: Plan, y0: Tensor, memory: Memory) -> Step:
+        for observer in self._observers:
+            observer.tried(plan, y0)
+        return self._step(plan, y0, memory)
+
+
+def announced(engine: Engine, observers: Sequence[Observer]) -> Engine:
+    """The engine, with its steps announced to the observers that a user has passed."""
+    return replace(engine, step=AnnouncedStepper(engine.step, observers)) if observers else engine
 
 
 def _moved(shift: tuple[Tensor, Tensor], c: float, stage: int, stages: int) -> Tensor:

@@ -29,6 +29,14 @@ class Plans(Protocol):
     def judge(self, plan: Plan, ratio: float) -> bool: ...
 
 
+class Search(Protocol):
+    """What looks for events in the steps of the loop."""
+
+    @property
+    def landing(self) -> object | None: ...
+    def intercepts(self, step: Step, ratio: float) -> bool: ...
+
+
 def integrate(
     engine: Engine,
     schedule: Plans,
@@ -39,11 +47,13 @@ def integrate(
     error: ErrorNorm | None = None,
     max_steps: float = math.inf,
     check: bool = True,
+    search: Search | None = None,
 ) -> tuple[Tensor, Memory]:
     """Step from y to the end of the schedule; observers see every step. Returns the last state and memory.
 
     `error=None` accepts every step; `check` then tests each one for NaN and infinity, which the error norm does
     otherwise. `max_steps` limits the attempts that the engine's counter has seen, over several calls if it is the same.
+    `search` discards steps that cross an event, and ends the loop before a step that lands on one.
     """
     ratio, last = math.nan, None
     while (plan := schedule.next()) is not None:
@@ -57,7 +67,10 @@ def integrate(
             ratio = step.ratio(error)
         elif check or step.failure is not None:
             _check_step(engine, step)
-        if schedule.judge(plan, ratio):
+        intercepted = search is not None and search.intercepts(step, ratio)
+        if intercepted and search is not None and search.landing is not None:
+            break
+        if not intercepted and schedule.judge(plan, ratio):
             for observer in observers:
                 observer.accepted(step, ratio)
             y, memory = step.y1, step.next_memory()

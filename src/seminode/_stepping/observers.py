@@ -24,6 +24,9 @@ State = tuple[Tensor, ...]
 class Observer:
     """Watches the loop. Override what you need."""
 
+    def tried(self, plan: Plan, y0: Tensor) -> None:
+        """A step is about to be tried from the flat state y0. Only observers passed by the user are told."""
+
     def accepted(self, step: Step, ratio: float) -> None:
         """A step was taken."""
 
@@ -43,6 +46,7 @@ class Counter(Observer):
         self.n_rejected = 0
         self.jumps = 0
         self.checks = 0
+        self.events = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
         self.n_accepted += 1
@@ -62,7 +66,8 @@ class Counter(Observer):
         params_error: float | None = None,
         report: BackwardReport | None = None,
     ) -> Stats:
-        counts = self.nfe, self.n_accepted, self.n_rejected, self.jumps, vjp_y, vjp_params, params_error, self.checks
+        steps = self.nfe, self.n_accepted, self.n_rejected, self.jumps
+        counts = *steps, vjp_y, vjp_params, params_error, self.checks, self.events
         return Stats(*counts) if report is None else Stats(*counts, report)
 
 
@@ -185,6 +190,13 @@ class Sampler(Observer):
             self._pieces.append(self._outputs.of(step, low, high, self._shifts))
             self._cursor = high
         self.ranges.append((low, high))
+
+    def append(self, y: Tensor) -> None:
+        """One more output: the state at the end of the last step."""
+        if self.ranges:
+            self._pieces.append(y.unsqueeze(0))
+            self._cursor += 1
+            self.ranges[-1] = self.ranges[-1][0], self._cursor
 
     @property
     def count(self) -> int:
@@ -318,13 +330,12 @@ class Samples(Observer):
         self._steps = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
-        sample = step.plan.stage_time(0.0), step.before[-1], step.slopes[0]
         if self._begins:
-            self._of_intervals.offer(sample)
+            self._of_intervals.offer(step.sample())
         else:
             self._steps += 1
             if self._steps & (self._steps - 1) == 0:
-                self._of_steps = [*self._of_steps[-1:], sample]
+                self._of_steps = [*self._of_steps[-1:], step.sample()]
         cursor = self._outputs.claim(step.plan, self._cursor)
         self._begins, self._cursor = cursor > self._cursor or step.plan.crosses_jump, cursor
 

@@ -10,9 +10,11 @@ from torch import Tensor
 from ..norms import ErrorNorm
 
 if TYPE_CHECKING:
+    from .._field.event_function import EventFunction
     from .._field.field import Field
     from ..controllers import Controller
     from ..solvers.base import Solver
+    from .observers import Observer
 
 #: Where outputs are saved.
 Save = Literal["ts", "last", "steps"]
@@ -30,6 +32,7 @@ class Problem:
     controller: Controller
     error: ErrorNorm | None  # None: no error control
     jumps: tuple[float, ...] = ()
+    events: tuple[EventFunction, ...] = ()
     params: tuple[Tensor, ...] | None = None  # None: to be detected
     integrals: tuple[bool, ...] = ()  # which leaves are only integrals, where that was detected or declared
     reader: Any = None  # checks again whether they still are, where it was detected
@@ -40,6 +43,7 @@ class Problem:
     throw: bool = True
     max_steps: int = 100_000
     compile: bool = False
+    observers: tuple[Observer, ...] = ()
 
     @property
     def trivial(self) -> bool:

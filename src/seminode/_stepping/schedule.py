@@ -6,13 +6,15 @@ decreasing ones.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
-from ..controllers import Controller
+from ..controllers import Controller, Verdict
+from ..grids import Grid
 
 
 class Plan(NamedTuple):
@@ -53,12 +55,57 @@ class Plan(NamedTuple):
         return t if t <= self.highest else self.highest
 
 
+class GridPlan(Plan):
+    """A step between times of a grid whose inner times are computed as the grid was: in single precision, say.
+
+    Libraries that step on tensors of times do so, and some take t0 + dt for t1, which may differ in the last bit.
+    """
+
+    single: ClassVar[bool] = False
+    sums_ends: ClassVar[bool] = False
+
+    def stage_time(self, c: float) -> float:
+        # Only the ends can be jumps; a step as short as the rounding error has none of its inner times moved.
+        if c in (0.0, 1.0):
+            beside = self.lowest if (c == 0.0) == (self.dt > 0.0) else self.highest
+            if math.isfinite(beside):
+                return beside
+        if c == 1.0 and not self.sums_ends:
+            return self.t1
+        if self.single:
+            return single(self.t0 + single(single(c) * single(self.dt)))
+        return self.t0 + c * self.dt
+
+
+class SinglePlan(GridPlan):
+    single = True
+
+
+class SummedPlan(GridPlan):
+    sums_ends = True
+
+
+class SingleSummedPlan(GridPlan):
+    single = True
+    sums_ends = True
+
+
+#: Types of plans by (single precision, t0 + dt for t1).
+PLANS = {
+    (False, False): GridPlan,
+    (True, False): SinglePlan,
+    (False, True): SummedPlan,
+    (True, True): SingleSummedPlan,
+}
+
+
 class Place(NamedTuple):
     """Somewhere a step must end."""
 
     s: float
     is_jump: bool
     is_end: bool
+    is_event: bool = False
 
 
 class Schedule:
@@ -79,11 +126,16 @@ class Schedule:
         step_to: Sequence[float] = (),
     ):
         self.controller = controller
+        grid = controller if isinstance(controller, Grid) else None
+        self._plan_type = Plan if grid is None else PLANS[grid.dtype == torch.float32, grid.sums_ends]
+        landings = controller.landings(times)
+        if grid is not None and grid.perturb:
+            jumps = (*jumps, *landings)
         self._order = order
         self._sign = -1.0 if times[-1] < times[0] else 1.0
         self._dtype = dtype
         self._s, self._end = self._sign * times[0], self._sign * times[-1]
-        marks = {self._sign * t: False for t in (*controller.step_to, *step_to)} | {self._sign * t: True for t in jumps}
+        marks = {self._sign * t: False for t in (*landings, *step_to)} | {self._sign * t: True for t in jumps}
         self._on_jump = marks.get(self._s, False)
         if land:
             marks.setdefault(self._end, False)
@@ -93,7 +145,7 @@ class Schedule:
         ]
         if not land:
             self._places.append(Place(math.inf, is_jump=False, is_end=False))
-        self._span = self._end - self._s
+        self.span = self._end - self._s
         # A clock that began at 1 cannot end on 0 to the last digit of a number near 0.
         self._resolution = _rounding(self._s, self._end)
         self._carry = 0.0  # what rounding has kept from the clock so far
@@ -117,7 +169,7 @@ class Schedule:
     def smallest(self) -> float:
         """Below this a step cannot move the clock, or is not wanted."""
         # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
-        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self._span)
+        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
         return max(finest, self.controller.dt_min * (1.0 - 1e-12))
 
     def begin(self, proposal: float) -> None:
@@ -144,17 +196,45 @@ class Schedule:
         if landing:
             s1 = place.s
         t0, t1 = self._sign * self._s, self._sign * s1
-        plan = Plan(t0, t1, t1 - t0, proposal, self._floating, landing, landing and place.is_end)
+        plan = self._plan_type(t0, t1, t1 - t0, proposal, self._floating, landing, landing and place.is_end)
         if self._on_jump or (landing and place.is_jump):
             return self._guarded(plan, landing and place.is_jump)
         return plan
 
-    def judge(self, plan: Plan, ratio: float) -> bool:
-        """Accept or reject a step, and move on if it is accepted."""
+    def accepts(self, plan: Plan, ratio: float) -> bool:
+        """Whether `judge` would accept a step."""
+        return self._verdict(plan, ratio).accept
+
+    def land_on(self, t: float) -> float:
+        """Let steps land on an event, which comes before all other places but may move. Returns where they will land."""
+        if self._places[self._next].is_event:
+            del self._places[self._next]
+        place = self._places[self._next]
+        s = max(self._sign * t, self._s + _rounding(self._s, self._sign * t))
+        if place.s - s <= max(_rounding(self._s, place.s), self._resolution):
+            return self._sign * place.s
+        self._places.insert(self._next, Place(s, is_jump=False, is_end=False, is_event=True))
+        return self._sign * s
+
+    def resume(self, t: float, reset: bool) -> None:
+        """Go on from an event, with the step size so far; a reset ends the trend of the error."""
+        self._s, self._carry, self._floating = self._sign * t, 0.0, True
+        self._on_jump = False
+        while self._next < len(self._places) and self._places[self._next].s <= self._s:
+            self._on_jump = self._places[self._next].is_jump
+            self._next += 1
+        if reset and self.controller.adaptive:
+            self._history = self._start_history
+
+    def _verdict(self, plan: Plan, ratio: float) -> Verdict:
         assert self._history is not None
         # The proposal itself, not what the clock made of it: near its resolution the two may differ for ever.
         taken = abs(plan.dt) if plan.landing else plan.proposal
-        verdict = self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
+        return self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
+
+    def judge(self, plan: Plan, ratio: float) -> bool:
+        """Accept or reject a step, and move on if it is accepted."""
+        verdict = self._verdict(plan, ratio)
         self._proposal, self._history = verdict.proposal, verdict.history
         if verdict.accept:
             self._carried = min(verdict.proposal, plan.proposal) if plan.landing else verdict.proposal
@@ -176,10 +256,15 @@ class Schedule:
             below, above = neighbours(plan.t0, self._dtype)
             lowest, highest = (above, highest) if self._sign > 0 else (lowest, below)
         if ends_on_jump:
-            below, above = neighbours(plan.t1, self._dtype)
+            below, above = neighbours(plan.stage_time(1.0), self._dtype)
             lowest, highest = (lowest, below) if self._sign > 0 else (above, highest)
         crosses = ends_on_jump and not plan.final
         return plan._replace(lowest=lowest, highest=highest, crosses_jump=crosses)
+
+
+def single(x: float) -> float:
+    """A number rounded to single precision."""
+    return ctypes.c_float(x).value
 
 
 def _rounding(a: float, b: float) -> float:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from .._field.pytree import is_finite, real_dtype
+from .._untyped import numbers
+from ..controllers import Controller
+from ..grids import Grid
 from ..norms import ErrorNorm
 from ..solvers.base import Evaluate, Memory, Solver, StepResult
 from .combination import MovingStep, StepSize, length
@@ -47,6 +50,29 @@ class TimeShifts:
 
     def outputs(self, low: int, high: int) -> Tensor:
         return self._shifts[low:high]
+
+
+class GridShifts:
+    """Shifts of steps on a grid: each of its times moves with `ts` as the grid does."""
+
+    def __init__(self, grid: Tensor, ts: Tensor, like: Tensor):
+        like_times = {"device": like.device, "dtype": real_dtype(like)}
+        self._outputs = (ts - ts.detach()).to(**like_times)
+        self._shifts = (grid - grid.detach()).to(**like_times)
+        self._index = {t: i for i, t in enumerate(numbers(grid))}
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        return self._shifts[self._index[plan.t0]], self._shifts[self._index[plan.t1]]
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        return self._outputs[low:high]
+
+
+def time_shifts(controller: Controller, ts: Tensor, like: Tensor) -> Shifts:
+    """What carries the derivative with respect to `ts` through the steps of a controller."""
+    if isinstance(controller, Grid):
+        return GridShifts(controller.moving(ts), ts, like)
+    return TimeShifts(ts, like)
 
 
 class Attempt(NamedTuple):
@@ -88,6 +114,7 @@ class Step:
         "_end_slope",
         "_error",
         "_evaluate_end",
+        "_matrix",
         "_memory0",
         "_ratio",
         "_result",
@@ -117,6 +144,7 @@ class Step:
     ):
         self._solver, self._memory0 = solver, memory
         self._result, self._end_slope, self._error = attempted
+        self._matrix = self._result.interpolant or solver.interpolant
         self._evaluate_end = evaluate_end
         self._shift, self._ratio = shift, ratio
         self.plan, self.dt = plan, dt
@@ -137,18 +165,27 @@ class Step:
     @property
     def after(self) -> tuple[Tensor, ...]:
         """The same at the end of the step."""
-        return (self.y1, *self._solver.carried(self._result.memory))
+        return (self.y1, *self._solver.carried(self._memory1()))
 
     def next_memory(self) -> Memory:
         """The solver's memory for the next step. Across a jump, the slope at the end says nothing about that one."""
-        solver, memory = self._solver, self._result.memory
-        if self.plan.crosses_jump:
-            return solver.recall(solver.carried(memory))
-        return memory if self._end_slope is None else solver.with_slope(memory, self._end_slope)
+        memory = self._memory1()
+        if self._end_slope is None or self.plan.crosses_jump:
+            return memory
+        return self._solver.with_slope(memory, self._end_slope)
+
+    def _memory1(self) -> Memory:
+        memory = self._result.memory
+        return self._solver.across_jump(memory) if self.plan.crosses_jump else memory
 
     def retry_memory(self) -> Memory:
         """The solver's memory for another attempt from the same state."""
         return self._solver.retry(self._memory0, self._result)
+
+    def sample(self) -> tuple[float, Tensor, Tensor]:
+        """An evaluation of this step: its time, its state and its slope."""
+        c, y, slope = self._solver.sampled(self.plan.dt, self.y0, self._memory0, self._result)
+        return self.plan.stage_time(c), y, slope
 
     def end_anchor(self) -> Tensor:
         """Where f at the end of the step is evaluated."""
@@ -193,13 +230,13 @@ class Step:
         else:
             ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
             xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
-        return evaluate(self._solver.interpolant, self.y0, self.dt, self.interpolated(), xs)
+        return evaluate(self._matrix, self.y0, self.dt, self.interpolated(), xs)
 
     def coefficients(self) -> Tensor:
         """The step's polynomial in x = (t − t0)/dt, constant first."""
-        return coefficients(self._solver.interpolant, self.y0, self.dt, self.interpolated())
+        return coefficients(self._matrix, self.y0, self.dt, self.interpolated())
 
     def interpolated(self) -> list[Tensor]:
         """The slopes that the step's polynomial reads."""
-        reads_end = len(self._solver.interpolant) > len(self.slopes)
+        reads_end = len(self._matrix) > len(self.slopes)
         return [*self.slopes, self.end_slope()] if reads_end else self.slopes

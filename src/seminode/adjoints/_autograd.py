@@ -13,10 +13,10 @@ from torch.autograd import Function
 
 from .._compile.graph import Capture
 from .._compile.torch_private import is_batched, transforms_active
-from .._field.capture import CaptureWatch, UseWatch, as_leaf, own_leaf, refuse_cut, restricted, substituted
+from .._field.capture import CaptureWatch, Lineage, UseWatch, as_leaf, own_leaf, refuse_cut, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
-from .._field.reach import reachable
+from .._field.reach import Reach, reachable
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
 from .._stepping.observers import Counter, Tape
 from .._stepping.problem import Problem
@@ -58,6 +58,11 @@ class FunctionAdjoint(Adjoint):
     samples: ClassVar[bool] = True
 
     @property
+    def repeats_steps(self) -> bool:
+        """Whether its backward pass takes or checks steps of the forward pass again."""
+        return True
+
+    @property
     def name(self) -> str:
         return type(self).__name__
 
@@ -91,7 +96,7 @@ class FunctionAdjoint(Adjoint):
         problem, y0 = forward.problem, forward.problem.y0
         if not torch.is_grad_enabled():
             return forward.run(forward.engine(), y0)
-        found = detect(forward)
+        found = forward.detected = forward.detected or detect(forward)
         args, params = problem.field.arg_tensors, found.params
         if any(map(has_tangent, (y0, problem.ts, *args, *params))):
             raise ValueError(f"adjoint: {self.name} has no forward-mode derivative; pass adjoint=sn.Direct()")
@@ -99,6 +104,11 @@ class FunctionAdjoint(Adjoint):
             with torch.no_grad():
                 return forward.run(forward.engine(), y0)
         self.refuse(problem)
+        if problem.solver.carries_slopes and self.repeats_steps:
+            raise ValueError(
+                f"adjoint: {self.name} takes single steps again, but a step of {problem.solver!r} depends on slopes of "
+                "the one before it; pass adjoint=sn.Direct(), or sn.Backsolve(check=False)"
+            )
         if problem.params is None:
             refuse_cut(found.cut, times_too=problem.ts.requires_grad)
         forward.tape = self.tape(problem) or forward.tape
@@ -106,13 +116,16 @@ class FunctionAdjoint(Adjoint):
             forward.keep_samples()
         watch = UseWatch(found.candidates) if found.candidates else None
         field = None if watch is None else problem.field.bind(func=watch.over(problem.field.func))
-        inputs = Inputs(problem, params, found.used)
+        inputs = Inputs(problem, params, found.used, found.others)
         with torch.no_grad():
             result = forward.run(self.engine(forward, inputs, field), y0.detach())
         forward.determinism.finish(forward.counter.nfe)
         if watch is not None and watch.used:
             used = {**{id(x): x for x in params}, **watch.used}
-            inputs = Inputs(problem, list(used.values()), found.used | set(watch.used))
+            params, used_ids = list(used.values()), found.used | set(watch.used)
+            inputs = Inputs(forward.problem, params, used_ids, found.others)
+        elif forward.problem is not problem:  # an event has cut it short
+            inputs = Inputs(forward.problem, params, found.used, found.others)
         forward.mark = fingerprint(result.ys)
         # .data: an output that is a state on its own is not a view of anything.
         outputs = result.ys.data, result.coefficients
@@ -127,6 +140,7 @@ class Detected(NamedTuple):
     used: set[int]  # the ids of those that were seen in use
     candidates: list[Tensor]  # computed tensors within reach that may come into use later
     cut: int = 0  # from what the field makes new leaves, where the gradient would end
+    others: bool = True  # whether the field may use tensors that require a gradient other than these
 
 
 def detect(forward: ForwardPass) -> Detected:
@@ -143,12 +157,27 @@ def detect(forward: ForwardPass) -> Detected:
         determinism.restore_buffers()
     determinism.remember(watch.constants.values(), forward.counter.nfe)
     used = {**watch.captured, **{id(x): x for x in watch.held()}}
-    if problem.params is not None:
-        return Detected(list(problem.params), set(used), [])
     reach = reachable(problem.field.reach)
+    if problem.params is not None:
+        return _among(problem.params, used, reach)
     params = {**{id(x): x for x in reach.leaves()}, **used}
     candidates = [x for x in reach.computed() if id(x) not in used]
     return Detected(list(params.values()), set(used), candidates, watch.cut)
+
+
+def _among(named: Sequence[Tensor], used: dict[int, Tensor], reach: Reach) -> Detected:
+    """The parameters that the user has named, and the tensors in use that were computed from them before the solve.
+
+    A path, say, is computed from coefficients. Autograd takes its gradient on to them.
+    """
+    lineage = Lineage(named)
+    params = {id(x): x for x in named}
+    derived = [x for x in (*used.values(), *reach.computed()) if id(x) not in params and lineage.includes(x)]
+    params.update((id(x), x) for x in derived if id(x) in used)
+    candidates = [x for x in derived if id(x) not in used]
+    known = params.keys() | {id(x) for x in candidates}
+    others = {*used, *(id(x) for x in (*reach.leaves(), *reach.computed()))} - known
+    return Detected(list(params.values()), set(used), candidates, others=bool(others))
 
 
 def _first_evaluation(forward: ForwardPass) -> CaptureWatch:
@@ -205,11 +234,12 @@ def _inputs_of(capture: Capture, forward: ForwardPass) -> Detected:
 class Inputs:
     """The tensors that a solve is differentiated by: y0, ts, the tensors in args, the parameters; each once."""
 
-    def __init__(self, problem: Problem, params: Sequence[Tensor], used: set[int]):
+    def __init__(self, problem: Problem, params: Sequence[Tensor], used: set[int], others: bool = True):
         self._problem = problem
         self.args, self.params = problem.field.arg_tensors, params
         self.tensors = [problem.y0, problem.ts, *self.args, *params]
         self._wanted: dict[tuple[bool, ...], tuple[list[int], tuple[bool, ...]]] = {}
+        self._restricted = problem.params is not None and others
         # Parameters that were only found within reach: autograd must not insist that they stay as they are.
         first = 2 + len(self.args)
         self._unseen = {i: (x, x._version) for i, x in enumerate(params, first) if id(x) not in used}
@@ -248,8 +278,8 @@ class Inputs:
 
     def bound(self, args: Sequence[Tensor], params: Sequence[Tensor]) -> Field:
         """The field with other tensors in the place of its args and of its parameters."""
-        field, chosen = self._problem.field, self._problem.params
-        func = field.func if chosen is None else restricted(field.func, chosen)
+        field = self._problem.field
+        func = restricted(field.func, self.params) if self._restricted else field.func
         return field.bind(args, substituted(func, self.params, params))
 
     def gradients(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from .. import norms
 from .._stepping.observers import Tape
@@ -15,7 +15,7 @@ from ._continuous.strategy import ContinuousAdjoint, refuse_coarse_polynomials
 
 #: Norms of the backward pass by name.
 BackwardNorm = Literal["seminorm", "seminorm_rms", "mixed", "mixed_per_tensor"]
-Restart = Literal["carry", "fresh"]
+Restart = Literal["carry", "fresh", "every"]
 #: Norms that read z and a_z alone: with them a_θ and a_t need not be part of the solver's state.
 SEMINORMS = (norms.seminorm, norms.seminorm_rms)
 
@@ -37,12 +37,15 @@ class Backsolve(ContinuousAdjoint):
         restart: `"carry"` keeps the step size across output times, lands on them exactly, does not stop at those
             without a cotangent, and scales the cotangents to order one. `"fresh"` is the published procedure: at every
             output time with a cotangent a new first step, a solve that runs past its end, and an interpolation back.
+            `"every"` does so at all output times before the last one with a cotangent, as torchdiffeq does.
+        check: whether to evaluate the field again at some points of the forward pass, to notice a change since then.
 
     Kidger, Chen and Lyons, *"Hey, that's not an ODE": Faster ODE Adjoints via Seminorms* (ICML 2021).
     """
 
     norm: BackwardNorm | Norm = "seminorm"
     restart: Restart = "carry"
+    check: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,8 +53,8 @@ class Backsolve(ContinuousAdjoint):
             raise ValueError(f"norm: expected one of {', '.join(norms.BACKWARD)} or a callable, found {self.norm!r}")
         if not isinstance(self.norm, str) and not callable(self.norm):
             raise TypeError(f"norm: expected a name or a callable, found {type(self.norm).__name__}")
-        if self.restart not in ("carry", "fresh"):
-            raise ValueError(f"restart: expected 'carry' or 'fresh', found {self.restart!r}")
+        if self.restart not in get_args(Restart):
+            raise ValueError(f"restart: expected 'carry', 'fresh' or 'every', found {self.restart!r}")
 
     @property
     def backward_norm(self) -> Norm:
@@ -59,15 +62,39 @@ class Backsolve(ContinuousAdjoint):
 
     @property
     def fresh(self) -> bool:
-        return self.restart == "fresh"
+        return self.restart != "carry"
+
+    @property
+    def every_stop(self) -> bool:
+        return self.restart == "every"
 
     @property
     def integrals_in_state(self) -> bool:
-        return self.backward_norm not in SEMINORMS
+        norm = self.backward_norm
+        return norm.params if isinstance(norm, norms.Reading) else norm not in SEMINORMS
+
+    @property
+    def time_in_state(self) -> bool:
+        norm = self.backward_norm
+        return isinstance(norm, norms.Reading) and norm.time
+
+    @property
+    def samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.check
+
+    @property
+    def repeats_steps(self) -> bool:
+        return self.check
 
     def refuse(self, problem: Problem) -> None:
         super().refuse(problem)
-        if self.fresh:
+        solver = self.backward_method(problem)[0]
+        if solver.carries_slopes and not self.integrals_in_state:
+            raise ValueError(
+                f"norm: a norm that does not read the gradients of parameters needs steps that can be taken alone, but "
+                f"a step of {solver!r} depends on slopes of the one before it; pass Backsolve(norm='mixed_per_tensor')"
+            )
+        if self.restart == "fresh":
             refuse_coarse_polynomials("Backsolve(restart='fresh')", self.backward_method(problem)[0])
 
     def tape(self, problem: Problem) -> Tape | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._compile.engine import captured, compiled_engine
@@ -16,7 +18,8 @@ from .._field.determinism import Determinism
 from .._field.field import Field
 from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
-from .._stepping.engine import Engine, EvaluationLog, eager_engine
+from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
+from .._stepping.event_search import EventSearch
 from .._stepping.loop import check_start, integrate, select_first_step
 from .._stepping.observers import (
     AtTimes,
@@ -34,10 +37,22 @@ from .._stepping.observers import (
 )
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
-from .._stepping.step import Shifts
+from .._stepping.scipy_steps import SciPySteps
+from .._stepping.step import Shifts, Step
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
+from ..events import Occurrences
 from ..solution import BackwardReport, Record, Stats
+from ..solvers.scipy import SciPy
+
+
+class EventResult(NamedTuple):
+    """What a solve with events adds to its result: over flat tensors, except for the occurrences."""
+
+    occurrences: tuple[Occurrences[Any], ...]
+    ended: bool  # by an event
+    ts: Tensor  # of the outputs
+    knots: Tensor  # the ends of the steps
 
 
 class ForwardResult(NamedTuple):
@@ -49,6 +64,7 @@ class ForwardResult(NamedTuple):
     stats: Stats
     record: Record | None
     error: SolveError | None
+    events: EventResult | None = None
 
 
 class Adjoint(ABC):
@@ -73,6 +89,25 @@ def outputs_of(problem: Problem) -> tuple[Outputs, int]:
     return (LastOnly(), 0) if problem.save == "last" else (EveryStep(), 1)
 
 
+def knots_of(problem: Problem, plans: Sequence[Plan]) -> Tensor:
+    """The ends of the steps as a tensor that moves with ts[0] and ts[-1] as the steps do."""
+    ts, y0 = problem.ts, problem.y0
+    wide = wide_dtype(ts)
+    if not plans:
+        return torch.tensor([problem.times[0]] * 2, dtype=wide, device=y0.device)
+    knots = torch.tensor([plans[0].t0, *(plan.t1 for plan in plans)], dtype=wide, device=y0.device)
+    with_start = [True, *(plan.end_floats for plan in plans)]
+    with_end = [False, *(plan.final for plan in plans)]
+    shift = (ts - ts.detach()).to(knots)
+    moves = torch.tensor([with_start, with_end], dtype=wide, device=knots.device)
+    return knots + moves[0] * shift[0] + moves[1] * shift[-1]
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The most precise dtype of its device."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
 class ForwardPass:
     """One forward pass over a problem, and what its backward pass needs to know of it.
 
@@ -84,7 +119,7 @@ class ForwardPass:
         self.determinism = determinism
         self.counter = Counter()
         self.report = BackwardReport()
-        self.recorder = Recorder(problem.error is not None) if problem.record else None
+        self.recorder = Recorder(self.controlled) if problem.record else None
         # Without a backward pass a long solve keeps no list of its steps unless the outputs need it.
         self.tape: Tape | None = Tape() if problem.dense or problem.save == "steps" else None
         self.samples: Samples | None = None
@@ -92,6 +127,20 @@ class ForwardPass:
         self.count = 0  # how many outputs there are
         self.k1: Tensor | None = None  # the first slope, once it is known
         self.mark: Tensor | None = None  # what the outputs are recognised by
+        self.detected: Any = None  # what is known about the field, from a stretch before this one
+        self.schedule: Schedule | None = None
+        self.search: EventSearch | None = None
+        self.bar: Progress | None = None  # of the whole solve
+        self._first = True  # whether no stretch came before this one
+
+    def following(self, problem: Problem) -> ForwardPass:
+        """The next stretch of a solve that goes on after an event: the same function, counters and step sizes."""
+        following = ForwardPass(problem, self.determinism)
+        following.counter, following.recorder, following.detected = self.counter, self.recorder, self.detected
+        following.schedule, following.search, following.bar = self.schedule, self.search, self.bar
+        following._first = False
+        following.__dict__["capture"] = self.capture  # a cached property
+        return following
 
     @property
     def plans(self) -> list[Plan]:
@@ -101,6 +150,11 @@ class ForwardPass:
     @property
     def log(self) -> EvaluationLog:
         return EvaluationLog(self.counter, None if self.recorder is None else self.recorder.evaluations)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the loop controls the error of the steps."""
+        return self.problem.error is not None and not self.problem.solver.external
 
     def keep_samples(self) -> None:
         self.samples = Samples(*outputs_of(self.problem))
@@ -115,7 +169,7 @@ class ForwardPass:
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
         """What takes the steps: compiled where that was asked for and is possible."""
-        problem, controlled = self.problem, self.problem.error is not None
+        problem, controlled = self.problem, self.controlled
         if field is None and shifts is None and self.capture is not None:
             return compiled_engine(problem, self.determinism, self.log, self.capture)
         field, solver, like = problem.field if field is None else field, problem.solver, problem.y0
@@ -124,7 +178,8 @@ class ForwardPass:
     def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
         """The first evaluation of the solve."""
         plan, memory = self.start_plan(), engine.solver.start(y0)
-        if self.capture is not None:  # a field that could be compiled draws no random numbers and changes no buffers
+        # A field that could be compiled draws no random numbers and changes no buffers.
+        if self.capture is not None or not self._first:
             return engine.start_slope(plan, y0, memory)
         k = self.determinism.first(lambda: engine.start_slope(plan, y0, memory))
         if transforms_active() or not shares_memory(k):
@@ -148,7 +203,11 @@ class ForwardPass:
         observers: list[Observer] = [self.counter, sampler]
         observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
         if problem.progress:
-            observers.append(Progress(problem.times))
+            self.bar = self.bar or Progress(problem.times)
+            observers.append(self.bar)
+        if plans is None:  # steps that are taken again are no news
+            observers += problem.observers
+            engine = announced(engine, problem.observers)
         if problem.reader is not None and any(problem.integrals):
             observers.append(Recheck(problem))
         error = None
@@ -165,7 +224,10 @@ class ForwardPass:
         finally:
             self.determinism.restore_buffers()
             for observer in observers:
-                observer.close()
+                if observer is not self.bar or self.search is None:
+                    observer.close()
+        if self.search is not None and self.search.landing is not None:
+            self._end_before(self.search.landing.step, sampler)
         self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
             ys=sampler.stacked(y0),
@@ -188,24 +250,31 @@ class ForwardPass:
             # The same solve once more, not a new one: nothing is inspected or drawn afresh.
             integrate(engine, RecordedSchedule(plans), y0, observers, memory=memory, check=False)
             return
-        schedule = self._schedule()
+        schedule = self.schedule = self.schedule or self._schedule()
+        if problem.events and self.search is None:
+            self.search = EventSearch(problem.events, schedule, y0)
+        error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None
         if check:
             check_start(y0, k1, layout, problem.times[0])
-        if schedule.unset:
-            assert problem.error is not None
-            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
         memory = solver.with_slope(memory, k1)
+        if isinstance(solver, SciPy):
+            schedule = memory = SciPySteps(problem, solver, engine.evaluate, y0, k1)
+            error = None
+        elif schedule.unset:
+            assert error is not None
+            select_first_step(engine, schedule, y0, k1, error, solver.error_order or solver.order)
         end, memory = integrate(
             engine,
             schedule,
             y0,
             observers,
             memory=memory,
-            error=problem.error,
+            error=error,
             max_steps=problem.max_steps,
-            check=check,
+            check=check and problem.controller.check,
+            search=self.search,
         )
         if check and not all(map(is_finite, (end, *solver.carried(memory)))):
             # Reached only where the norm does not read the leaf that went wrong.
@@ -214,10 +283,28 @@ class ForwardPass:
                 f"the solution at t = {t1:g} holds a NaN or an infinity (leaf {leaf})", t=t1, leaf=leaf
             )
 
+    def _end_before(self, landing: Step, sampler: Sampler) -> None:
+        """Make this a solve that ends where the step that lands on an event begins, with the state there as an output.
+
+        The end moves as the start of that step does: with ts[0], or not at all.
+        """
+        problem, plan = self.problem, landing.plan
+        count = sampler.count if problem.save == "ts" else 1
+        if problem.save != "steps":
+            sampler.append(landing.y0)
+        ts, start = problem.ts, problem.times[0]
+        with torch.enable_grad():
+            end = ts[:1] + (plan.t0 - start) if plan.floating else ts.new_tensor([plan.t0])
+            ts = torch.cat([ts[:count], end])
+        self.problem = replace(problem, times=(*problem.times[:count], plan.t0), ts=ts)
+        if self.plans:
+            self.plans[-1] = self.plans[-1]._replace(final=True, landing=True)
+
     def _schedule(self) -> Schedule:
         problem, solver = self.problem, self.problem.solver
         order = solver.error_order or solver.order
-        return Schedule(problem.controller, order, problem.times, problem.jumps, real_dtype(problem.y0))
+        dtype, land = real_dtype(problem.y0), problem.controller.land
+        return Schedule(problem.controller, order, problem.times, problem.jumps, dtype, land)
 
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""

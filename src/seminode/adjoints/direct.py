@@ -16,9 +16,10 @@ from .._field.field import Field
 from .._field.reach import reachable
 from .._stepping.engine import Engine
 from .._stepping.problem import Problem
-from .._stepping.step import TimeShifts
+from .._stepping.step import time_shifts
 from .._untyped import register_hook
 from ..solution import Record, Stats
+from ..solvers import Solver
 from ._autograd import BackwardRequest, Gradients, Inputs
 from ._discrete.saved_activations import (
     ActivationTape,
@@ -46,14 +47,17 @@ class Direct(DiscreteAdjoint):
 
     def run(self, problem: Problem) -> ForwardResult:
         reach = reachable(problem.field.reach)
-        forward = ForwardPass(problem, Determinism(problem.y0.device, reach))
-        if problem.compile and not transforms_active() and forward.capture is not None:
-            return self.bind(forward)
+        return self.bind(ForwardPass(problem, Determinism(problem.y0.device, reach)))
+
+    def bind(self, forward: ForwardPass) -> ForwardResult:
+        if forward.problem.compile and not transforms_active() and forward.capture is not None:
+            return super().bind(forward)
         return self._run_eagerly(forward)
 
     def _run_eagerly(self, forward: ForwardPass) -> ForwardResult:
         problem = forward.problem
-        shifts = TimeShifts(problem.ts, problem.y0) if _differentiable(problem.ts) else None
+        differentiable = _differentiable(problem.ts)
+        shifts = time_shifts(problem.controller, problem.ts, problem.y0) if differentiable else None
         field = problem.field
         if problem.params is not None:
             field = field.bind(func=restricted(field.func, problem.params))
@@ -69,11 +73,11 @@ class Direct(DiscreteAdjoint):
         if not transforms_active():
             for output in (result.ys, result.coefficients):
                 if output is not None and output.requires_grad:
-                    _count_backward(output, result, problem.solver.evaluations)
+                    _count_backward(output, result, len(forward.ranges), problem.solver)
         return result
 
     def tape(self, problem: Problem) -> ActivationTape:
-        return ActivationTape(outputs_inside(problem))
+        return ActivationTape(outputs_inside(problem), bool(problem.events))
 
     def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
         problem, capture = forward.problem, forward.capture
@@ -104,12 +108,14 @@ def _differentiable(ts: Tensor) -> bool:
     return is_wrapped(ts) or has_tangent(ts)
 
 
-def _count_backward(output: Tensor, result: ForwardResult, evaluations: int) -> None:
+def _count_backward(output: Tensor, result: ForwardResult, steps: int, solver: Solver) -> None:
     # Autograd backpropagates through the stages of every accepted step and evaluates nothing again.
     stats, record = result.stats, result.record
-    count = evaluations * stats.accepted
-    backward = Stats(accepted=stats.accepted, vjp_y=count, vjp_params=count)
-    backward_record = None if record is None else Record((), record.accepted[::-1], (), ())
+    count = solver.evaluations * steps if solver.steady else stats.nfe
+    backward = Stats(accepted=steps, vjp_y=count, vjp_params=count)
+    # Of a solve with events, these are the latest ones.
+    taken = () if record is None else record.accepted[len(record.accepted) - steps :]
+    backward_record = None if record is None else Record((), taken[::-1], (), ())
     report = stats.report
 
     def note(_: Tensor) -> None:

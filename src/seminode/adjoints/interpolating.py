@@ -38,6 +38,11 @@ class DenseAdjoint(ContinuousAdjoint):
     def refuse(self, problem: Problem) -> None:
         super().refuse(problem)
         if self.reads_forward:
+            if self.memory is not None and problem.solver.external:
+                raise ValueError(
+                    f"memory: {self.name} takes steps of the forward solve again to save memory, which is not possible "
+                    f"with solver {problem.solver.name!r}; leave it out"
+                )
             refuse_coarse_polynomials(self.name, problem.solver)
 
     def tape(self, problem: Problem) -> Tape | None:

@@ -15,7 +15,7 @@ from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
 from ..errors import DriftWarning, warn
 from ..norms import ErrorNorm, mixed_per_tensor
-from ..solvers.reversible import Increment, ReversibleSolver
+from ..solvers.reversible import CoupledSolver, Increment, ReversibleSolver
 from ._autograd import BackwardRequest
 from ._discrete.states import States
 from ._discrete.step_vjp import StepGradients
@@ -32,7 +32,8 @@ class Reversible(DiscreteAdjoint):
     """Exact gradients of the discrete solution in constant memory, for solvers whose steps can be undone.
 
     Nothing is kept but the last state and the step sizes: on the backward pass, each step is undone by exact algebra
-    and then differentiated. Needs `solver="reversible_heun"` or `ReversibleRK(...)`.
+    and then differentiated. Needs `solver="reversible_heun"` or `ReversibleRK(...)` or, for separable Hamiltonian
+    systems, `"leapfrog"` or `"yoshida4"`.
 
     Exact algebra repeats the rounding of every step, and undoing steps amplifies it: by λ^−N over N steps of
     `ReversibleRK`, and by the contraction of the problem. A float64 solve reaches N·ln(1/λ) ≈ 10 with nine correct
@@ -45,7 +46,7 @@ class Reversible(DiscreteAdjoint):
         if not isinstance(problem.solver, ReversibleSolver):
             raise ValueError(
                 f"adjoint: Reversible needs a solver whose steps can be undone, found {problem.solver.name!r}; pass "
-                "solver='reversible_heun' or solver=sn.ReversibleRK(...)"
+                "solver='reversible_heun' or solver=sn.ReversibleRK(...), or 'leapfrog' for a separable Hamiltonian system"
             )
 
     def tape(self, problem: Problem) -> EndTape:
@@ -61,7 +62,7 @@ class UndoneStates(States):
     exact = False
 
     def __init__(self, kept: Sequence[Tensor]):
-        self._end = self._state = (kept[0], kept[1]) if kept else None
+        self._end = self._state = tuple(kept) or None
         self._at: int | None = None
 
     def before(self, j: int, sweep: Sweep) -> State:
@@ -82,7 +83,7 @@ class UndoneStates(States):
 
     def own_vjp(self, j: int, sweep: Sweep, adj: State) -> StepGradients:
         """Undo the step and differentiate it at once: each evaluation serves both."""
-        y1, z1 = self.before(j + 1, sweep)
+        end = self.before(j + 1, sweep)
         plan, sums = sweep.plans[j], Sums(len(sweep.targets))
 
         def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:
@@ -101,7 +102,7 @@ class UndoneStates(States):
             sums.add(grads[1:])
             return value.detach(), torch.zeros_like(source) if grads[0] is None else grads[0]
 
-        self._state, before = _reversible(sweep).step_vjp(vjp, plan.dt, (y1, z1), (adj[0], adj[1]))
+        self._state, before = _reversible(sweep).step_vjp(vjp, plan.dt, end, adj)
         self._at = j
         return StepGradients(list(before), [], sums.values)
 
@@ -118,6 +119,8 @@ class UndoneStates(States):
             warn_of_drift("Reversible", drift, sweep.problem.times[0])
             return
         assert self._end is not None
+        if not isinstance(sweep.problem.solver, CoupledSolver):
+            return
         y, z = self._end
         gap = error.size(y - z, y)
         if controlled and not gap <= GAP:

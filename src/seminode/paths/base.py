@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._untyped import numbers, unique
-from .knots import Lengths, Times, check_coefficients, check_index
+from .knots import Lengths, Times, breaks, check_coefficients, check_index, clocks, uniform
 
 #: At a knot, whether a derivative is that of the piece before it or after it.
 Side = Literal["left", "right"]
@@ -40,6 +40,8 @@ class Path:
         kind: the name of the path in its `repr`.
         shared: whether all series share their knots. By default, whether `times` has one axis. Only the path of a
             single series needs this: with `False` it is constant beyond its ends.
+        slopes: for m = 0, 1, …, the coefficients of (t − times[i])ᵐ of dX/dt on piece i, if these are known; then
+            `powers` may hold the first ones only. All series must share their knots.
 
     Attributes:
         times: the knots.
@@ -70,6 +72,7 @@ class Path:
         lengths: Tensor | None = None,
         kind: str = "path",
         shared: bool | None = None,
+        slopes: Sequence[Tensor] | None = None,
     ):
         constant = powers[0]
         pieces, batch = times.shape[-1] - 1, constant.shape[1:-1]
@@ -90,16 +93,15 @@ class Path:
         self.interval = (t0, t1)
         if not self.shared:
             powers = _with_constant_ends(times, powers)
+        if slopes is None or not self.shared:
+            slopes = powers[1:] if len(powers) == 2 else [m * c for m, c in enumerate(powers)][1:]
         # The piece is the first axis, so that the numbers of one evaluation are contiguous.
         self._values = powers[0].contiguous()
-        if len(powers) == 2:
-            self._slopes = powers[1].unsqueeze(1).contiguous()
-        else:
-            self._slopes = torch.stack([m * c for m, c in enumerate(powers)][1:], 1)
+        self._slopes = torch.stack(list(slopes), 1)
         self._lines = self._slopes[:, 0]
         starts = times[..., :-1] if self.shared else torch.cat((times[..., :1], times), -1)
         self._starts = starts.movedim(-1, 0).contiguous()
-        self._breaks = {dtype: _breaks(times.detach(), dtype, self.shared) for dtype in _clocks(times.device)}
+        self._breaks = {dtype: breaks(times.detach(), dtype, self.shared) for dtype in clocks(times.device)}
 
     @classmethod
     def from_coefficients(
@@ -255,7 +257,7 @@ class Path:
         """
         widths = self.times.diff()
         count = self.times.shape[-1]
-        smooth = self.smooth and _uniform(widths.detach(), self.lengths)
+        smooth = self.smooth and uniform(widths.detach(), self.lengths)
         if self.shared:
             widths = widths.reshape(-1, *(1 for _ in self._values.shape[1:]))
         else:
@@ -305,15 +307,15 @@ class Path:
         """The index of the piece for each time: of the shape of t, or (T?, batch...) if it depends on the series."""
         if side not in ("left", "right"):
             raise ValueError(f"side: expected 'left' or 'right', found {side!r}")
-        breaks, t = self._breaks[t.dtype], t.detach()
+        ends, t = self._breaks[t.dtype], t.detach()
         if self.shared:
-            return torch.searchsorted(breaks, t.contiguous(), right=side == "right")
+            return torch.searchsorted(ends, t.contiguous(), right=side == "right")
         asked = t.unsqueeze(0) if t.ndim == 0 else t
         if asked.ndim == 1:
             asked = asked.expand(*self.batch_shape, -1)
         else:
             asked = asked.movedim(0, -1)
-        index = torch.searchsorted(breaks, asked.contiguous(), right=side == "right").movedim(-1, 0)
+        index = torch.searchsorted(ends, asked.contiguous(), right=side == "right").movedim(-1, 0)
         return index.squeeze(0) if t.ndim == 0 else index
 
     def _own(self, index: Tensor) -> bool:
@@ -355,22 +357,6 @@ def _checked_state(state: Any) -> dict[str, Any]:
     raise ValueError(f"state: expected a dict with the keys {', '.join(sorted(STATE))}, found {keys}")
 
 
-def _clocks(device: torch.device) -> tuple[torch.dtype, ...]:
-    return (torch.float32,) if device.type == "mps" else (torch.float32, torch.float64)
-
-
-def _breaks(times: Tensor, dtype: torch.dtype, shared: bool) -> Tensor:
-    """The boundaries between pieces, in the dtype of the times that are looked up.
-
-    If that dtype cannot represent a knot exactly, the number closest to the knot counts as the knot.
-    """
-    times = times.to(dtype)
-    if shared:
-        return times[1:-1].contiguous()
-    first = torch.nextafter(times[..., :1], torch.full_like(times[..., :1], -math.inf))
-    return torch.cat((first, times[..., 1:]), -1)
-
-
 def _with_constant_ends(times: Tensor, powers: Sequence[Tensor]) -> list[Tensor]:
     """The coefficients with one more constant piece before the first knot, and one after the last knot."""
     width = (times[..., -1] - times[..., -2]).to(powers[0].dtype).unsqueeze(-1)
@@ -380,12 +366,3 @@ def _with_constant_ends(times: Tensor, powers: Sequence[Tensor]) -> list[Tensor]
     still = torch.zeros_like(powers[0][:1])
     constant = torch.cat((powers[0][:1], powers[0], last.unsqueeze(0)))
     return [constant, *(torch.cat((still, c, still)) for c in powers[1:])]
-
-
-def _uniform(widths: Tensor, lengths: Tensor | None) -> bool:
-    """Whether all pieces of each series have the same width, up to rounding."""
-    if lengths is not None:
-        inside = torch.arange(widths.shape[-1], device=widths.device) < lengths.unsqueeze(-1) - 1
-        widths = torch.where(inside, widths, widths[..., :1])
-    rounding = 1e3 * torch.finfo(widths.dtype).eps
-    return bool(torch.allclose(widths, widths[..., :1].expand_as(widths), rtol=rounding, atol=0.0))

@@ -6,24 +6,32 @@ X = x₀ + k₀·u + (3s − 2k₀ − k₁)/h·u² + (k₀ + k₁ − 2s)/h²·
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from .base import Path
 from .knots import Knots, Lengths, Times, check_knots
 from .missing import check_observed, filled_forward, filled_linearly, neighbours
+from .tridiagonal import tridiagonal_solution
+
+#: What the spline of a channel goes through before its first and after its last observation.
+Ends = Literal["held", "loose"]
 
 
-def natural_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> Path:
+def natural_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None, ends: Ends = "held") -> Path:
     """The natural cubic spline through the observations: twice continuously differentiable, with X″ = 0 at both ends.
 
     Every value depends on all observations, including later ones, so do not use it for online predictions.
-    Where a channel is missing (NaN), its spline goes through the observed values only. Before the first and after the
-    last of them it has the value of that observation at every knot. It is not constant there: between the knots it
-    oscillates.
+    Where a channel is missing (NaN), its spline goes through the observed values only.
 
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].
+        ends: what the spline of a channel goes through before its first and after its last observation. With `"held"`,
+            it has the value of that observation at every knot. It is not constant there: between the knots it
+            oscillates. With `"loose"`, it has this value only at the first or the last knot of the series, so it may
+            swing far away from it on the way.
 
     Example:
         >>> import torch
@@ -34,12 +42,11 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None) ->
     """
     knots = check_knots(x, times, lengths)
     check_observed(knots)
+    if ends not in ("held", "loose"):
+        raise ValueError(f"ends: expected 'held' or 'loose', found {ends!r}")
     if knots.complete:
         return _through(knots, _natural_derivatives(knots.clock, knots.values), "natural cubic")
-    before, after = neighbours(knots.observed)
-    inside = knots.inside()
-    last = after == len(after)
-    anchored = knots.observed | (before < 0) | (last if inside is None else last & inside)
+    anchored = knots.observed | (_outside_observations(knots) if ends == "held" else _outer_knots(knots))
     held = Knots(knots.times, filled_forward(knots), knots.lengths)
     values, derivatives = _natural_through(held, anchored)
     return _through(Knots(knots.times, values, knots.lengths), derivatives, "natural cubic")
@@ -69,6 +76,22 @@ def hermite_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None) ->
     filled = Knots(knots.times, filled_linearly(knots), knots.lengths)
     slopes = filled.values.diff(dim=0) / filled.widths
     return _through(filled, torch.cat((slopes[:1], slopes)), "Hermite cubic")
+
+
+def _outside_observations(knots: Knots) -> Tensor:
+    """The knots before the first and after the last observation of a channel, up to the end of the series."""
+    before, after = neighbours(knots.observed)
+    inside = knots.inside()
+    last = after == len(after)
+    return (before < 0) | (last if inside is None else last & inside)
+
+
+def _outer_knots(knots: Knots) -> Tensor:
+    """The first and the last knot of a series."""
+    count = len(knots.values)
+    index = torch.arange(count, device=knots.values.device).reshape(-1, *(1 for _ in knots.values.shape[1:]))
+    last = count - 1 if knots.lengths is None else knots.lengths.unsqueeze(-1) - 1
+    return (index == 0) | (index == last)
 
 
 def _through(knots: Knots, derivatives: Tensor, kind: str) -> Path:
@@ -124,17 +147,5 @@ def _natural_derivatives(clock: Tensor, x: Tensor, count: Tensor | None = None) 
     diagonal = 2.0 * (torch.cat((none, inverse)) + torch.cat((inverse, none)))
     if there is not None:
         diagonal = torch.where(diagonal > 0.0, diagonal, 1.0)
-    return _tridiagonal_solution(diagonal, inverse, torch.cat((nothing, pull)) + torch.cat((pull, nothing)))
-
-
-def _tridiagonal_solution(diagonal: Tensor, beside: Tensor, right: Tensor) -> Tensor:
-    """Solve a symmetric, diagonally dominant tridiagonal system along the first axis (Thomas algorithm)."""
-    pivots, sums = [diagonal[0]], [right[0]]
-    for d, b, r in zip(diagonal[1:].unbind(), beside.unbind(), right[1:].unbind(), strict=True):
-        factor = b / pivots[-1]
-        pivots.append(d - factor * b)
-        sums.append(r - factor * sums[-1])
-    solution = [sums[-1] / pivots[-1]]
-    for b, pivot, total in zip(reversed(beside.unbind()), reversed(pivots[:-1]), reversed(sums[:-1]), strict=True):
-        solution.append((total - b * solution[-1]) / pivot)
-    return torch.stack(solution[::-1])
+    right = torch.cat((nothing, pull)) + torch.cat((pull, nothing))
+    return tridiagonal_solution(right, inverse, diagonal, inverse)

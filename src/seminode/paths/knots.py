@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,6 +176,31 @@ def check_index(index: Any, batch: torch.Size, device: torch.device) -> Any:
     if count == 0:
         raise ValueError("index: expected at least one series, found none")
     return checked
+
+
+def clocks(device: torch.device) -> tuple[torch.dtype, ...]:
+    return (torch.float32,) if device.type == "mps" else (torch.float32, torch.float64)
+
+
+def breaks(times: Tensor, dtype: torch.dtype, shared: bool) -> Tensor:
+    """The boundaries between pieces, in the dtype of the times that are looked up.
+
+    If that dtype cannot represent a knot exactly, the number closest to the knot counts as the knot.
+    """
+    times = times.to(dtype)
+    if shared:
+        return times[1:-1].contiguous()
+    first = torch.nextafter(times[..., :1], torch.full_like(times[..., :1], -math.inf))
+    return torch.cat((first, times[..., 1:]), -1)
+
+
+def uniform(widths: Tensor, lengths: Tensor | None) -> bool:
+    """Whether all pieces of each series have the same width, up to rounding."""
+    if lengths is not None:
+        inside = torch.arange(widths.shape[-1], device=widths.device) < lengths.unsqueeze(-1) - 1
+        widths = torch.where(inside, widths, widths[..., :1])
+    rounding = 1e3 * torch.finfo(widths.dtype).eps
+    return bool(torch.allclose(widths, widths[..., :1].expand_as(widths), rtol=rounding, atol=0.0))
 
 
 def _check_increasing(times: Tensor, solving: torch.dtype, lengths: Tensor | None) -> None:

@@ -66,7 +66,48 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
                 [1., 7.]])
     """
     knots = check_knots(x, times, lengths)
-    channels = x.shape[-1]
+    values = _rectilinear_values(knots, time_channel)
+    more = None if knots.lengths is None else 2 * knots.lengths - 1
+    return _through(Knots(_halved(knots.times, times is None), values, more), "rectilinear")
+
+
+def rectilinear_knots(x: Tensor, time_channel: int = 0, *, lengths: Lengths = None) -> Tensor:
+    """The values at the knots of [`rectilinear`][seminode.paths.rectilinear]: (batch..., 2K − 1, channels).
+
+    Arguments:
+        x, time_channel, lengths: as in `rectilinear`.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> paths.rectilinear_knots(torch.tensor([[0.0, 5.0], [1.0, 7.0]]))
+        tensor([[0., 5.],
+                [1., 5.],
+                [1., 7.]])
+    """
+    return _rectilinear_values(check_knots(x, None, lengths), time_channel).movedim(0, -2)
+
+
+def linear_fill(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> Tensor:
+    """The values at the knots of [`linear`][seminode.paths.linear], without gaps: (batch..., K, channels).
+
+    Arguments:
+        x, times, lengths: as in `linear`.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> paths.linear_fill(torch.tensor([[0.0], [torch.nan], [4.0]]), [0.0, 1.0, 2.0]).squeeze(-1)
+        tensor([0., 2., 4.])
+    """
+    knots = check_knots(x, times, lengths)
+    check_observed(knots)
+    return filled_linearly(knots).movedim(0, -2)
+
+
+def _rectilinear_values(knots: Knots, time_channel: int) -> Tensor:
+    """(2K − 1, batch..., channels), with a knot added between each two observations."""
+    channels = knots.values.shape[-1]
     _check_channel(time_channel, channels)
     check_observed(knots)
     unknown = knots.values[..., time_channel].isnan()
@@ -80,11 +121,10 @@ def rectilinear(x: Tensor, times: Times = None, time_channel: int = 0, *, length
             UserWarning,
         )
     values = filled_forward(knots)
-    is_time = torch.arange(channels, device=x.device) == time_channel % channels
+    is_time = torch.arange(channels, device=values.device) == time_channel % channels
     moved = torch.where(is_time, values[1:], values[:-1])
     both = torch.stack((values[:-1], moved), 1).flatten(0, 1)
-    more = None if knots.lengths is None else 2 * knots.lengths - 1
-    return _through(Knots(_halved(knots.times, times is None), torch.cat((both, values[-1:])), more), "rectilinear")
+    return torch.cat((both, values[-1:]))
 
 
 def _check_channel(index: Any, channels: int) -> None:

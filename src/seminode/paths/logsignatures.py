@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._field.checks import check_count, check_number
+from .._untyped import numbers
 from .base import Path
 from .knots import Lengths, Times, check_values
 from .linear import linear
@@ -77,10 +78,8 @@ def logsignature_windows(
         Path(linear, 21 knots on [0, 20], batch_shape=(32,), channels=6, torch.float32)
     """
     check_count("depth", depth)
-    if check_number("window_length", window_length) == 0.0:
-        raise ValueError("window_length: expected a number above 0, found 0")
     path = linear(x, times, lengths=lengths)
-    points = _points(path, float(window_length))  # (W, S) or (W, S, batch...)
+    points = _points(path, window_edges(path.times, window_length))  # (W, S) or (W, S, batch...)
     values = torch.unflatten(path.evaluate(points.flatten(0, 1)), 0, points.shape[:2])
     steps = values.diff(dim=1).movedim((0, 1), (-3, -2))  # (batch..., W, S − 1, channels)
     windows = _of_increments(steps, depth, basis)
@@ -89,14 +88,32 @@ def logsignature_windows(
     return torch.cat((torch.cat((start, rest), -1), windows), -2).cumsum(-2)
 
 
-def _points(path: Path, window_length: float) -> Tensor:
-    """The ends of each window and the knots inside it, padded with its end, which adds nothing."""
-    t0, t1 = path.interval
-    times = path.times
+def window_edges(times: Tensor, window_length: float) -> Tensor:
+    """The W + 1 times between which the windows of `logsignature_windows` lie. The last window may be shorter.
+
+    Arguments:
+        times: the knots of all series.
+        window_length: in units of time.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> paths.window_edges(torch.tensor([0.0, 1.0, 5.0]), 2.0)
+        tensor([0., 2., 4., 5.])
+    """
+    if check_number("window_length", window_length) == 0.0:
+        raise ValueError("window_length: expected a number above 0, found 0")
+    start, end = times.min(), times.max()
+    t0, t1 = numbers(torch.stack((start, end)).detach())
     rounding = 8.0 * torch.finfo(times.dtype).eps * max(abs(t0), abs(t1))
     count = max(1, math.ceil((t1 - t0 - rounding) / window_length))  # no additional window because of rounding
-    begins = times.min() + window_length * torch.arange(count, dtype=times.dtype, device=times.device)
-    edges = torch.cat((begins, times.max().reshape(1)))
+    begins = start + window_length * torch.arange(count, dtype=times.dtype, device=times.device)
+    return torch.cat((begins, end.reshape(1)))
+
+
+def _points(path: Path, edges: Tensor) -> Tensor:
+    """The ends of each window and the knots inside it, padded with its end, which adds nothing."""
+    times = path.times
     places = times.detach()
     if path.lengths is not None and not path.shared:  # without padding
         inside = torch.arange(times.shape[-1], device=times.device) < path.lengths.unsqueeze(-1)

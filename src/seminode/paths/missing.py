@@ -1,4 +1,4 @@
-"""Filling of values that were not observed (NaN). The knot is the first axis of all tensors."""
+"""Filling of values that were not observed (NaN). The knot is the first axis of `Knots`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,49 @@ import torch
 from torch import Tensor
 
 from .._untyped import integers
-from .knots import Knots
+from .knots import Knots, check_values
+
+
+def fill_unobserved(x: Tensor, value: float = 0.0) -> Tensor:
+    """Replace those channels of series that were never observed by a constant; other gaps (NaN) stay.
+
+    No interpolation can be made of a channel without a single observation. A constant has no increments, so that it
+    adds nothing to a controlled differential equation.
+
+    Arguments:
+        x: (batch..., K, channels), NaN where nothing was observed.
+        value: the constant.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> paths.fill_unobserved(torch.tensor([[torch.nan, 1.0], [torch.nan, torch.nan]]))
+        tensor([[0., 1.],
+                [0., nan]])
+    """
+    check_values(x)
+    never = x.isnan().all(-2, keepdim=True)
+    return torch.where(never, value, x) if bool(never.any()) else x
+
+
+def forward_fill(x: Tensor, dim: int = -2) -> Tensor:
+    """Fill gaps (NaN) with the latest observed value along an axis; entries before the first observation stay NaN.
+
+    Arguments:
+        x: values of any shape, for example (batch..., K, channels).
+        dim: the axis of time.
+
+    Example:
+        >>> import torch
+        >>> from seminode import paths
+        >>> paths.forward_fill(torch.tensor([[torch.nan], [1.0], [torch.nan]])).squeeze(-1)
+        tensor([nan, 1., 1.])
+    """
+    observed = ~x.isnan()
+    if bool(observed.all()):
+        return x
+    before, _ = neighbours(observed.movedim(dim, 0))
+    return x.gather(dim, before.clamp(min=0).movedim(0, dim))
 
 
 def check_observed(knots: Knots) -> None:
@@ -21,7 +63,7 @@ def check_observed(knots: Knots) -> None:
         more = int(never.sum()) - 1
         raise ValueError(
             f"x[{where}]: expected at least one observation in each channel of each series, found only NaN in {named}"
-            f"{f' and in {more} more' if more else ''}; fill it with a constant, or remove it"
+            f"{f' and in {more} more' if more else ''}; fill it with a constant (paths.fill_unobserved), or remove it"
         )
 
 

@@ -25,13 +25,15 @@ class StepResult(NamedTuple):
 
     `slopes` are what `error` and the interpolant read; `memory` is for the next step. A solver that could not compute
     the step (an iteration did not converge, say) gives the reason in `failure`: the step is rejected as if its error
-    were infinite, and a controller with fixed steps raises [`StepFailure`][seminode.StepFailure].
+    were infinite, and a controller with fixed steps raises [`StepFailure`][seminode.StepFailure]. `interpolant` is the
+    matrix of the step's polynomial where it is not that of the solver; it has as many columns.
     """
 
     y1: Tensor
     slopes: list[Tensor]
     memory: Memory = None
     failure: str | None = None
+    interpolant: Sequence[Sequence[float]] | None = None
 
 
 class Solver(ABC):
@@ -67,6 +69,12 @@ class Solver(ABC):
     interpolant_order: int
     #: Whether it solves any equation, or only the one it was made for.
     general: bool = True
+    #: Whether a step depends on slopes of the one before it, which discrete adjoints other than `Direct` do not keep.
+    carries_slopes: bool = False
+    #: Whether every step makes `evaluations` evaluations, or some make more or fewer.
+    steady: bool = True
+    #: Whether another library takes its steps: it chooses them itself, and they cannot be taken again.
+    external: bool = False
 
     @property
     def evaluations(self) -> int:
@@ -100,11 +108,19 @@ class Solver(ABC):
         """Where the first slope of the next step is evaluated."""
         return y
 
+    def across_jump(self, memory: Memory) -> Memory:
+        """The memory for a step that starts on a jump of the field: slopes of the steps before say nothing about it."""
+        return self.recall(self.carried(memory))
+
+    def sampled(self, dt: float, y0: Tensor, memory: Memory, result: StepResult) -> tuple[float, Tensor, Tensor]:
+        """One evaluation of a step: its node, its state and its slope. Some adjoints recognise the field by them."""
+        return 0.0, self.anchor(y0, memory), result.slopes[0]
+
     def carried(self, memory: Memory) -> tuple[Tensor, ...]:
         """The tensors of the memory on which later steps depend, other than through y: a second copy of the state, say.
 
         The first slope is not one of them, since it can be evaluated again. Discrete adjoints keep these tensors and
-        differentiate with respect to them.
+        differentiate with respect to them. There are equally many before every step.
         """
         return ()
 

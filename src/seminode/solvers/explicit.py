@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +21,8 @@ ExplicitName = Literal[
     "heun",
     "ralston",
     "rk4",
+    "rk38",
+    "heun3",
     "bosh3",
     "adaptive_heun",
     "fehlberg2",
@@ -166,6 +170,28 @@ class RK4(ExplicitRungeKutta):
     tableau = tableaux.RK4
 
 
+class RK38(ExplicitRungeKutta):
+    """Kutta's 3/8 rule, order 4. Fixed steps only. torchdiffeq calls it `rk4`.
+
+    Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.1.
+    """
+
+    tableau = Tableau.classical(
+        "rk38", 4, (0, 1 / 3, 2 / 3, 1), ((), (1 / 3,), (-1 / 3, 1), (1, -1, 1)), (1 / 8, 3 / 8, 3 / 8, 1 / 8)
+    )
+
+
+class Heun3(ExplicitRungeKutta):
+    """Heun's method of order 3. Fixed steps only.
+
+    Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.1.
+    """
+
+    tableau = Tableau.classical(
+        "heun3", 3, (0, 1 / 3, 2 / 3), ((), (1 / 3,), (0, 2 / 3)), (1 / 4, 0, 3 / 4), interpolant_order=3
+    )
+
+
 class Bosh3(ExplicitRungeKutta):
     """Bogacki and Shampine's pair of order 3(2): for loose tolerances."""
 
@@ -208,8 +234,48 @@ class Dopri8(ExplicitRungeKutta):
 #: Explicit Runge–Kutta methods by name.
 EXPLICIT: dict[str, type[ExplicitRungeKutta]] = {
     kind.tableau.name: kind
-    for kind in (Euler, Midpoint, Heun, Ralston, RK4, Bosh3, AdaptiveHeun, Fehlberg2, Dopri5, Tsit5, Dopri8)
+    for kind in (
+        Euler,
+        Midpoint,
+        Heun,
+        Ralston,
+        RK4,
+        RK38,
+        Heun3,
+        Bosh3,
+        AdaptiveHeun,
+        Fehlberg2,
+        Dopri5,
+        Tsit5,
+        Dopri8,
+    )
 }
+
+
+@functools.cache
+def with_interpolant(kind: type[ExplicitRungeKutta], name: Literal["linear", "cubic"]) -> ExplicitRungeKutta:
+    """A method with another polynomial between steps: the line from y0 to y1, which costs no evaluation, or the cubic
+    Hermite polynomial.
+
+    >>> with_interpolant(Heun, "linear").interpolant
+    ((0.5,), (0.5,))
+    """
+    weights = kind.tableau.b
+    if name not in ("linear", "cubic"):
+        raise ValueError(f"name: expected 'linear' or 'cubic', found {name!r}")
+    matrix = [*((b,) for b in weights), (0.0,)] if name == "linear" else tableaux.cubic_hermite(weights)
+    order = 1 if name == "linear" else min(kind.tableau.order, 3)
+
+    class Interpolated(kind):
+        tableau = replace(kind.tableau, interpolant=tuple(map(tuple, matrix)), interpolant_order=order)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return with_interpolant, (kind, name)
+
+        def __repr__(self) -> str:
+            return f"with_interpolant({kind.__name__}, {name!r})"
+
+    return Interpolated()
 
 
 def check_base(base: Any) -> ExplicitRungeKutta:

@@ -1,7 +1,7 @@
 """Reversible methods: a step can be undone exactly, so that no state of the forward pass has to be kept.
 
-They carry a second copy z of the state in their memory. Undoing a step is exact algebra; in floating-point arithmetic
-it repeats the rounding of the step.
+Undoing a step is exact algebra; in floating-point arithmetic it repeats the rounding of the step. The methods in this
+module work for any equation. They carry a second copy z of the state in their memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .._stepping.combination import MovingStep, StepSize, length, scaled_sum, sp
 from .base import Evaluate, Solver, StepResult
 from .explicit import ExplicitName, ExplicitRungeKutta, check_base, runge_kutta_step
 
-#: What a step adds to one copy of the state, as a function of the other.
+#: What a step adds to one part of the state (a copy of it, or a half), as a function of the other.
 Increment = Callable[[Evaluate, Tensor], Tensor]
-#: Evaluates an increment at a state and applies its VJP to a cotangent: the value, and the gradient for the state.
+#: Evaluates an increment at such a part and applies its VJP to a cotangent: the value, and the gradient for the part.
 IncrementVJP = Callable[[Increment, Tensor, Tensor], tuple[Tensor, Tensor]]
-#: A state and its second copy, or their cotangents.
-Pair = tuple[Tensor, Tensor]
+#: The state and what the solver carries beside it, or their cotangents.
+State = tuple[Tensor, ...]
 
 
 class PairMemory(NamedTuple):
@@ -35,26 +35,32 @@ class PairMemory(NamedTuple):
 class ReversibleSolver(Solver):
     """A method whose steps can be undone.
 
-    A step is a sequence of *shears*: a function of one copy alone is added to the other. The copy that the function
-    reads is the same before and after, so that one evaluation serves to undo the shear and to compute its VJP.
+    A step is a sequence of *shears*: a function of one part of the state alone is added to the other part. The part
+    that the function reads is the same before and after, so that one evaluation serves to undo the shear and to compute
+    its VJP.
     """
 
-    weights: Sequence[float] = ()  # the solution is not a sum of slopes alone
-    error_weights = None
     error_needs_end_slope = False
+    error_weights = None
 
     @abstractmethod
-    def invert(self, evaluate: Evaluate, dt: float, end: Pair) -> Pair:
-        """Both copies before a step, from those after it."""
+    def invert(self, evaluate: Evaluate, dt: float, end: State) -> State:
+        """What a step starts from, from what it leads to."""
 
     @abstractmethod
-    def step_vjp(self, vjp: IncrementVJP, dt: float, end: Pair, adj: Pair) -> tuple[Pair, Pair]:
-        """Both copies before a step and their cotangents, from those after it."""
+    def step_vjp(self, vjp: IncrementVJP, dt: float, end: State, adj: State) -> tuple[State, State]:
+        """What a step starts from and its cotangents, from what it leads to and its cotangents."""
 
     @property
     def damping(self) -> float:
         """ln(1/λ): the factor, at least, by which rounding errors grow when one step is undone."""
         return 0.0
+
+
+class CoupledSolver(ReversibleSolver):
+    """A reversible method for any equation: two coupled copies of the state advance in turn."""
+
+    weights: Sequence[float] = ()  # the solution is not a sum of slopes alone
 
     def start(self, y0: Tensor) -> PairMemory:
         return PairMemory(y0)
@@ -72,7 +78,7 @@ class ReversibleSolver(Solver):
         return PairMemory(*carried)
 
 
-class ReversibleHeun(ReversibleSolver):
+class ReversibleHeun(CoupledSolver):
     """The reversible Heun method, order 2, one evaluation per step.
 
         z₁ = 2y₀ − z₀ + dt·f(t₀, z₀),    y₁ = y₀ + ½dt·(f(t₀, z₀) + f(t₁, z₁))
@@ -107,14 +113,14 @@ class ReversibleHeun(ReversibleSolver):
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, ((0, -0.5), (1, 0.5)), slopes)
 
-    def invert(self, evaluate: Evaluate, dt: float, end: Pair) -> Pair:
+    def invert(self, evaluate: Evaluate, dt: float, end: State) -> State:
         y1, z1 = end
         k2 = evaluate(1.0, z1, stage=0)
         z = (2.0 * y1 - z1).add(k2, alpha=-dt)
         k1 = evaluate(0.0, z, stage=1)
         return y1 - scaled_sum(dt, ((0, 0.5), (1, 0.5)), [k1, k2]), z
 
-    def step_vjp(self, vjp: IncrementVJP, dt: float, end: Pair, adj: Pair) -> tuple[Pair, Pair]:
+    def step_vjp(self, vjp: IncrementVJP, dt: float, end: State, adj: State) -> tuple[State, State]:
         # u = y₀ + ½dt·f(t₀, z₀),  z₁ = 2u − z₀,  y₁ = u + ½dt·f(t₁, z₁), from the last to the first
         (y1, z1), (adj_y, adj_z) = end, adj
         last, grad = vjp(lambda evaluate, z: 0.5 * dt * evaluate(1.0, z, stage=0), z1, adj_y)
@@ -133,7 +139,7 @@ class ReversibleHeun(ReversibleSolver):
         return hash(type(self))
 
 
-class ReversibleRK(ReversibleSolver):
+class ReversibleRK(CoupledSolver):
     """A reversible variant of any explicit Runge–Kutta method, of the same order, at the cost of two of its steps.
 
         y₁ = λy₀ + (1 − λ)z₀ + Ψ(t₀, z₀, dt),    z₁ = z₀ − Ψ(t₁, y₁, −dt)
@@ -201,7 +207,7 @@ class ReversibleRK(ReversibleSolver):
     def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
         return scaled_sum(dt, self._error_weights, slopes)
 
-    def invert(self, evaluate: Evaluate, dt: float, end: Pair) -> Pair:
+    def invert(self, evaluate: Evaluate, dt: float, end: State) -> State:
         y1, z1 = end
         _, mirrored = self._mirrored_slopes(evaluate, dt, y1, stage=0)
         z = z1 + scaled_sum(-dt, self._weights, mirrored)
@@ -209,7 +215,7 @@ class ReversibleRK(ReversibleSolver):
         lam = self.coupling
         return (y1 - (1.0 - lam) * z - scaled_sum(dt, self._weights, slopes)) / lam, z
 
-    def step_vjp(self, vjp: IncrementVJP, dt: float, end: Pair, adj: Pair) -> tuple[Pair, Pair]:
+    def step_vjp(self, vjp: IncrementVJP, dt: float, end: State, adj: State) -> tuple[State, State]:
         (y1, z1), (adj_y, adj_z) = end, adj
         lam = self.coupling
 

@@ -234,6 +234,8 @@ class StageSums(ParameterIntegral):
     def accepted(self, step: Step, ratio: float) -> None:
         if self._idle:
             return
+        if self._weights[-1] != 0.0:
+            step.end_slope()  # which may not have been evaluated yet, and is told to `stage`
         self.total.absorb(self._trial)
         if self._sample is not None and self._e is not None:
             self._sample.accept(self._dt, bool(self._next) or self._e[-1] == 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import norms
 from ..._field.pytree import is_finite, real_dtype
-from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, eager_engine
+from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, announced, eager_engine
 from ..._stepping.loop import integrate, select_first_step
 from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
 from ..._stepping.schedule import Schedule
@@ -51,6 +51,10 @@ class Method(NamedTuple):
     fresh: bool  # every output time is a new beginning, as published
     integrals_in_state: bool  # a_θ and a_t are part of the solver's state
     max_steps: int
+    every_stop: bool = False  # outputs without a cotangent are stops too
+    time_in_state: bool = False  # a_t is part of the solver's state even if nobody asks for it
+    observers: tuple[Observer, ...] = ()  # of the user
+    check_drift: bool = True
 
 
 class IntegralContext(NamedTuple):
@@ -102,7 +106,7 @@ class BackwardSolve:
             forward.determinism,
             source=self.dense,
             integrals_in_state=method.integrals_in_state,
-            with_time=self.needs[1],
+            with_time=method.time_in_state or (self.needs[1] and method.integrals_in_state),
             computed=computed,
         )
         self.error = self._error_norm() if method.controller.adaptive else None
@@ -162,7 +166,8 @@ class BackwardSolve:
         step = AdjointStepper(solver, evaluate, EagerStepper(solver, evaluate, self.error is not None), integral)
         if self.programs is not None:
             step = CompiledAdjointStepper(solver, self.programs, system, integral, evaluate, step, log)
-        return Engine(solver, system.layout(self.y0), self.counter, evaluate, step)
+        engine = Engine(solver, system.layout(self.y0), self.counter, evaluate, step)
+        return announced(engine, self.method.observers)
 
     def _error_norm(self) -> ErrorNorm:
         layout = self.system.layout(self.y0)
@@ -183,7 +188,7 @@ class BackwardSolve:
         times = self.forward.output_times
         stop: Stop | None = None
         for row in range(len(times) - 1, begin - 1, -1):
-            if not rows[row]:
+            if not rows[row] and (stop is None or not self.method.every_stop):
                 continue
             if stop is not None and stop.t == times[row]:
                 stop.rows.append(row)
@@ -232,9 +237,8 @@ class BackwardSolve:
         method, engine = self.method, self.engine
         w = self.system.pack(z, a, self.a_t, self._totals())
         times, places = (stop.t, end), () if self.dense is None else self.dense.places
-        schedule = Schedule(
-            method.controller, self.order, times, self.problem.jumps, real_dtype(z), not method.fresh, places
-        )
+        land = not (method.fresh and method.controller.adaptive)
+        schedule = Schedule(method.controller, self.order, times, self.problem.jumps, real_dtype(z), land, places)
         memory = method.solver.start(w)
         k1 = engine.start_slope(schedule.plan(1.0), w, memory)
         if self.needs[1]:
@@ -246,13 +250,13 @@ class BackwardSolve:
             assert self.error is not None
             select_first_step(engine, schedule, w, k1, self.error, self.order)
         observers: list[Observer] = [self.counter, self.integral]
-        observers += [] if self.recorder is None else [self.recorder]
+        observers += [*method.observers, *([] if self.recorder is None else [self.recorder])]
         sampler = Sampler(AtTimes(times), [w])
         if method.fresh:
             self.integral.end = end
             observers.append(sampler)
         memory = method.solver.with_slope(memory, k1)
-        limits = {"error": self.error, "max_steps": method.max_steps}
+        limits = {"error": self.error, "max_steps": method.max_steps, "check": method.controller.check}
         w, _ = integrate(engine, schedule, w, observers, memory=memory, **limits)
         if method.fresh:
             w = sampler.stacked(w)[-1]
@@ -303,7 +307,7 @@ class BackwardSolve:
         return len(self.ts) - 1 if plan.final else 0 if plan.end_floats else None
 
     def _check_drift(self, z: Tensor, reference: Tensor, t: float) -> None:
-        if self.system.source is not None or self.warned:
+        if self.system.source is not None or self.warned or not self.method.check_drift:
             return
         # Of the leaves that were solved for.
         z = self.reduction.restore(self.reduction.reduce(z), reference)

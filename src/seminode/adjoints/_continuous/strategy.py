@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -12,11 +13,12 @@ from ... import norms
 from ..._field import checks
 from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
+from ..._stepping.observers import Observer
 from ..._stepping.problem import Problem
 from ...controllers import Controller, PrescribedSteps
 from ...norms import Norm
 from ...solvers import Solver, SolverName
-from ...solvers.reversible import ReversibleSolver
+from ...solvers.reversible import CoupledSolver
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients
 from .dense_state import DenseState
 from .parameter_integral import ParameterIntegral
@@ -35,6 +37,7 @@ class ContinuousAdjoint(FunctionAdjoint):
         solver: of the backward solve; by default the forward one.
         controller: of the backward solve; by default the forward one.
         max_steps: limit on the attempted steps of the backward pass; by default the forward one.
+        observers: objects that are told about every step of the backward pass; its state is one flat vector.
     """
 
     keeps_outputs: ClassVar[bool] = True
@@ -44,6 +47,7 @@ class ContinuousAdjoint(FunctionAdjoint):
     solver: SolverName | Solver | None = None
     controller: Controller | None = None
     max_steps: int | None = None
+    observers: Sequence[Observer] = ()
 
     def __post_init__(self) -> None:
         if self.solver is not None:
@@ -64,7 +68,7 @@ class ContinuousAdjoint(FunctionAdjoint):
                 "adjoint=sn.Replay(), or ask for the times you need in ts"
             )
         solver, controller = self.backward_method(problem)
-        if isinstance(solver, ReversibleSolver):
+        if isinstance(solver, CoupledSolver):
             raise ValueError(
                 f"adjoint: {self.name} cannot take its own steps with solver {solver.name!r}, whose two coupled copies "
                 f"are made for sn.Reversible(); pass {self.name}(solver='dopri5')"
@@ -110,8 +114,18 @@ class ContinuousAdjoint(FunctionAdjoint):
         return False
 
     @property
+    def every_stop(self) -> bool:
+        """Whether to stop at output times without a cotangent too."""
+        return False
+
+    @property
     def integrals_in_state(self) -> bool:
-        """Whether a_θ and a_t are part of the solver's state."""
+        """Whether a_θ is part of the solver's state, and a_t if there is a gradient with respect to times."""
+        return False
+
+    @property
+    def time_in_state(self) -> bool:
+        """Whether a_t is part of the solver's state even without a gradient with respect to times."""
         return False
 
     def dense_state(self, request: BackwardRequest, engine: Engine) -> DenseState | None:
@@ -127,8 +141,21 @@ class ContinuousAdjoint(FunctionAdjoint):
         solver, controller = self.backward_method(problem)
         rtol, atol = self.tolerances(problem)
         max_steps = self.max_steps or problem.max_steps
-        options = self.backward_norm, self.fresh, self.integrals_in_state, max_steps
-        method = Method(self.name, solver, controller, rtol, atol, *options)
+        method = Method(
+            self.name,
+            solver,
+            controller,
+            rtol,
+            atol,
+            self.backward_norm,
+            self.fresh,
+            self.integrals_in_state,
+            max_steps,
+            self.every_stop,
+            self.time_in_state,
+            tuple(self.observers),
+            self.samples or controller.adaptive,
+        )
         return BackwardSolve(request, method, self.dense_state, self.integral).run()
 
 

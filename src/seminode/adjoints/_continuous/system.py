@@ -63,9 +63,9 @@ class Reduction:
 class AdjointSystem:
     """The right-hand side of the adjoint equation over one flat vector.
 
-    The vector holds a_t, z, a_z and a_θ in this order; a_t and a_θ only if `integrals_in_state`. With a `source`, a
-    function of time, the field sees z from there. The solver integrates z all the same: a_z may be easy to solve for
-    where z moves fast, and steps that are too long for z are too long for the parameter integral.
+    The vector holds a_t, z, a_z and a_θ in this order; a_t only `with_time`, a_θ only if `integrals_in_state`. With a
+    `source`, a function of time, the field sees z from there. The solver integrates z all the same: a_z may be easy to
+    solve for where z moves fast, and steps that are too long for z are too long for the parameter integral.
 
     With `computed`, the captured tensors that were computed, every evaluation is checked for tensors that nobody
     differentiates; `None` leaves that check out.
@@ -88,7 +88,7 @@ class AdjointSystem:
         self._determinism = determinism
         self.source = source
         self.integrals_in_state = integrals_in_state
-        self.with_time = with_time and integrals_in_state
+        self.with_time = with_time
         self.vjp_y = self.vjp_params = 0
         self.f: Tensor | None = None  # of the latest evaluation
         self.reduction = reduction
@@ -140,9 +140,9 @@ class AdjointSystem:
     def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """a_t and a_θ, where they are solved for."""
         parts = w.split(self._sizes)
-        if not self.integrals_in_state:
-            return None, []
         a_t = parts[0].real.reshape(()) if self.with_time else None
+        if not self.integrals_in_state:
+            return a_t, []
         sums = parts[len(parts) - len(self.targets) :]
         found: list[Tensor | None] = []
         for s, x in zip(sums, self.targets, strict=True):

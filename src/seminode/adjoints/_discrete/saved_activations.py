@@ -26,9 +26,10 @@ Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
 class ActivationTape(StateTape):
     """The states before the steps and, of compiled steps, the activations that they keep."""
 
-    def __init__(self, ends: bool) -> None:
+    def __init__(self, ends: bool, may_end: bool = False) -> None:
         super().__init__()
         self._ends = ends  # whether outputs inside a step may read the slope at its end
+        self._may_end = may_end  # whether any step may turn out to be the last one, before an event
         self._activations: list[Tensor] = []
         self.sizes: list[int] = []
 
@@ -37,7 +38,7 @@ class ActivationTape(StateTape):
         saved = step.saved
         if isinstance(saved, Saved):
             # Those of the end slope only where no next step starts with it.
-            kept = [*saved.step, *saved.first, *(saved.end if self._ends and step.plan.breaks else [])]
+            kept = [*saved.step, *saved.first, *(saved.end if self._ends and (step.plan.breaks or self._may_end) else [])]
             self._activations += kept
             self.sizes.append(len(kept))
 
@@ -48,7 +49,7 @@ class ActivationTape(StateTape):
 
 def outputs_inside(problem: Problem) -> bool:
     """Whether outputs may lie inside of steps."""
-    return problem.save == "ts" and len(problem.times) > 2
+    return problem.save == "ts" and (len(problem.times) > 2 or bool(problem.events))
 
 
 def worth_saving(problem: Problem) -> bool:

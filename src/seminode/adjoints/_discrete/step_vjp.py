@@ -60,7 +60,7 @@ class StepCotangents(NamedTuple):
 
 
 class StepGradients(NamedTuple):
-    """Gradients of a step: for what it starts from, for its times (start, end, outputs) and for the targets."""
+    """Gradients of a step: for what it starts from (all or none), for its times (start, end, outputs) and the targets."""
 
     before: list[Tensor | None]
     times: list[Tensor | None]
@@ -85,7 +85,8 @@ def step_vjp(
     with torch.enable_grad():
         before = tuple(x.detach().requires_grad_() for x in before)
         step = engine.step(plan, before[0], engine.solver.recall(before[1:]))
-        pairs = [(x, c) for x, c in zip(step.after, cotangents.after, strict=True) if c is not None]
+        after = zip(step.after, cotangents.after, strict=True)
+        pairs = [(x, c) for x, c in after if c is not None and x.requires_grad]
         if cotangents.outputs is not None:
             pairs.append((outputs.of(step, *bounds, shifts), cotangents.outputs))
         if cotangents.coefficients is not None:
@@ -96,7 +97,10 @@ def step_vjp(
     del step, pairs  # the slopes are held by the graph alone, which frees them while it is differentiated
     grads = torch.autograd.grad(values, [*before, *times, *targets], weights, allow_unused=True)
     first, second = len(before), len(before) + len(times)
-    return StepGradients(list(grads[:first]), list(grads[first:second]), list(grads[second:]))
+    starts = list(grads[:first])
+    if any(grad is not None for grad in starts):
+        starts = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(before, starts, strict=True)]
+    return StepGradients(starts, list(grads[first:second]), list(grads[second:]))
 
 
 def spread(

@@ -24,8 +24,10 @@ from ..._stepping.loop import integrate
 from ..._stepping.observers import Counter, Observer, State
 from ..._stepping.problem import Problem
 from ..._stepping.schedule import Plan, RecordedSchedule
+from ..._stepping.scipy_steps import refuse_gradient
 from ..._stepping.step import Step, TimeShifts
 from ...errors import NonFiniteState
+from ...grids import Grid
 from ...solution import Record
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotangents, check_samples, row_sizes
 from .._sums import Sums
@@ -44,13 +46,24 @@ from .step_vjp import (
 class DiscreteAdjoint(FunctionAdjoint):
     """An adjoint that differentiates the steps that were taken.
 
-    To write one, provide `refuse`, `tape` and `states(request)`: where the state before each step comes from.
+    To write one, provide `tape` and `states(request)`: where the state before each step comes from.
     """
 
     samples = False
 
+    def refuse(self, problem: Problem) -> None:
+        if problem.ts.requires_grad and isinstance(problem.controller, Grid):
+            raise ValueError(
+                f"adjoint: {self.name} holds the times of a grid fixed, so the gradient with respect to ts would be "
+                "another one; pass adjoint=sn.Direct(), or ts.detach()"
+            )
+
     @abstractmethod
     def states(self, request: BackwardRequest) -> States: ...
+
+    def refuse(self, problem: Problem) -> None:
+        if problem.solver.external:
+            refuse_gradient()
 
     def backward(self, request: BackwardRequest) -> Gradients:
         return Sweep(request, self.states(request)).run()
@@ -93,13 +106,20 @@ class Sweep:
         self.states.finish(self)
         if self.capture is not None:
             self.sums.absorb(Sums.of(self.by_target(self.compiled)))
-        total = None if adj is None else _sum_of(adj)  # all copies of the state began as y0
+        total = None if adj is None else self._of_start(adj)
         direct = self._direct(total is None, grad_ys, grad_coefficients)
         total = direct if total is None else total if direct is None else total + direct
         self._check_sums()
         self._report()
         times = None if self.time is None else self.time.total
         return self.request.inputs.gradients(self.request, total, times, self.sums.values)
+
+    def _of_start(self, adj: State) -> Tensor:
+        """The cotangent of y0 from those before the first step: copies of the state began as y0, the rest as zero."""
+        solver, total = self.problem.solver, adj[0]
+        for x, grad in zip(solver.carried(solver.start(self.y0)), adj[1:], strict=True):
+            total = total + grad if x is self.y0 else total
+        return total
 
     def _prepare(self, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> None:
         self._unchecked = False  # whether there are sums that were not looked at for NaN and infinity
@@ -230,8 +250,7 @@ class Sweep:
         found = [x for x in grads.before if x is not None]
         for grad in found:
             self.check_gradient(grad, plan)
-        zeros = (torch.zeros_like(found[0]) if x is None else x for x in grads.before) if found else ()
-        return tuple(zeros) or None
+        return tuple(found) or None
 
     def _step_eagerly(
         self, j: int, adj: State | None, adj_outputs: Tensor | None, adj_dense: Tensor | None
@@ -270,7 +289,8 @@ class Sweep:
 
     def check_gradient(self, grad_y: Tensor, plan: Plan) -> None:
         if self.problem.throw and not is_finite(grad_y):
-            self._fail("the state", plan, self.problem.field.layout.non_finite_leaf(grad_y))
+            of_state = grad_y.shape == self.y0.shape  # else of something else that the solver carries
+            self._fail("the state", plan, self.problem.field.layout.non_finite_leaf(grad_y) if of_state else None)
 
     def check_finite(self, finite: Tensor, grad_y: Tensor, plan: Plan) -> None:
         """Look at the number that a program hands out, and only if it is not finite at the gradients themselves."""
@@ -334,13 +354,6 @@ class Sweep:
         report.stats = self.counter.stats(vjp_y=self.differentiated, vjp_params=params)
         if self.log.times is not None:
             report.record = Record(tuple(self.log.times), tuple(self.taken), (), ())
-
-
-def _sum_of(state: State) -> Tensor:
-    total = state[0]
-    for x in state[1:]:
-        total = total + x
-    return total
 
 
 class StatesBefore(Observer):

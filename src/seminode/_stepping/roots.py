@@ -1,0 +1,90 @@
+"""Zeros of a function of one variable: where one changes its sign between samples, and where exactly it is zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Bracket(NamedTuple):
+    """Two places between which a function changes its sign, and its values there."""
+
+    a: float
+    b: float
+    fa: float
+    fb: float
+
+
+def sign(x: float) -> int:
+    return (x > 0.0) - (x < 0.0)
+
+
+def first_bracket(
+    xs: Sequence[float], values: Sequence[float], direction: int, function: Callable[[float], float]
+) -> Bracket | None:
+    """The first change of sign in the given direction; a value of zero ends one, and does not begin another.
+
+    Two changes of sign between neighbouring samples cancel. They show as an extremum close to zero: where the parabola
+    through three samples has its vertex near or across zero, the function is sampled there as well.
+    """
+    xs, values = _with_extrema(xs, values, function)
+    before = 0
+    for i, value in enumerate(values):
+        now = sign(value)
+        crosses = before * now < 0 or (before != 0 and now == 0)
+        if crosses and direction in (0, -before):
+            return Bracket(xs[i - 1], xs[i], values[i - 1], value)
+        before = now
+    return None
+
+
+def _with_extrema(
+    xs: Sequence[float], values: Sequence[float], function: Callable[[float], float]
+) -> tuple[list[float], list[float]]:
+    found = list(zip(xs, values, strict=True))
+    for i in range(len(xs) - 2):
+        (x0, v0), (x1, v1), (x2, v2) = zip(xs[i : i + 3], values[i : i + 3], strict=True)
+        if not sign(v0) == sign(v1) == sign(v2) != 0:
+            continue
+        slope = (v1 - v0) / (x1 - x0)
+        bend = ((v2 - v1) / (x2 - x1) - slope) / (x2 - x0)
+        if bend * v1 <= 0.0:  # the vertex is away from zero
+            continue
+        x = 0.5 * (x0 + x1) - 0.5 * slope / bend
+        value = v0 + (x - x0) * (slope + bend * (x - x1))
+        if x0 < x < x2 and x not in (x0, x1, x2) and value * sign(v1) < 0.25 * min(abs(v0), abs(v1), abs(v2)):
+            found.append((x, function(x)))
+    found.sort()
+    return [x for x, _ in found], [v for _, v in found]
+
+
+def root(function: Callable[[float], float], bracket: Bracket) -> float:
+    """A zero between the ends of a bracket, to float precision.
+
+    Chandrupatla's method (*Advances in Engineering Software* 28, 1997): inverse quadratic interpolation where the last
+    three values promise that it converges, bisection elsewhere.
+    """
+    a, b, fa, fb = bracket
+    if fa == 0.0 or fb == 0.0:
+        return a if fa == 0.0 else b
+    a, b, fa, fb = b, a, fb, fa
+    c, fc = a, fa
+    t = 0.5
+    for _ in range(100):
+        x = a + t * (b - a)
+        fx = function(x)
+        if sign(fx) == sign(fa):
+            c, fc, a, fa = a, fa, x, fx
+        else:
+            c, fc, b, fb, a, fa = b, fb, a, fa, x, fx
+        best, value = (a, fa) if abs(fa) < abs(fb) else (b, fb)
+        least = 2.0 * math.ulp(best) / abs(b - a) if b != a else 1.0
+        if value == 0.0 or least > 0.5:
+            return best
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        t = 0.5
+        if phi**2 < xi and (1.0 - phi) ** 2 < 1.0 - xi:
+            t = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        t = min(max(t, least), 1.0 - least)
+    return best

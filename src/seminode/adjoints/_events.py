@@ -1,0 +1,359 @@
+"""Solves with events: a chain of ordinary solves, each of which ends where the step that lands on an event begins.
+
+Every stretch between events is differentiated by the adjoint of the solve. The landing step is a graph of its own. It
+defines the event time tₑ as the root of r(τ) = g(τ, Φ(τ)), where Φ(τ) is the end of a step to τ:
+
+    dtₑ = −dr / (dr/dτ),    yₑ = Φ(tₑ),    later times move with tₑ
+
+so that the gradient is that of the steps that were taken, and autograd chains the stretches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .._compile.torch_private import transforms_active
+from .._field.capture import restricted
+from .._field.determinism import Determinism
+from .._field.event_function import EventFunction
+from .._field.pytree import is_finite, real_dtype
+from .._field.reach import reachable
+from .._stepping.engine import Engine, eager_engine
+from .._stepping.event_search import Landing
+from .._stepping.problem import Problem
+from .._stepping.schedule import Plan
+from .._stepping.step import Step, TimeShifts
+from ..errors import NonFiniteState, SolveError, ZenoBehaviour
+from ..events import Occurrences
+from ..solution import BackwardReport
+from ._autograd import FunctionAdjoint
+from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of, wide_dtype
+
+#: An event that occurs this often in a row, each time within CLOSE times the interval of the solve, gets nowhere.
+ZENO, CLOSE = 10, 1e-9
+
+
+def run_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:
+    """Run a problem that has events."""
+    if not isinstance(adjoint, FunctionAdjoint):
+        raise ValueError(f"event: adjoint {type(adjoint).__name__} does not support events; pass adjoint=sn.Replay()")
+    if transforms_active() or has_tangent(problem.y0):
+        raise ValueError("event: event functions are looked at, which torch.func and forward-mode derivatives forbid")
+    return EventSolve(problem, adjoint).run()
+
+
+class LandedStep(NamedTuple):
+    """The step that lands on an event, differentiable where that was asked for."""
+
+    t: Tensor  # the event time, in wide precision
+    shift: Tensor  # zero, with the derivative of the event time
+    y: Tensor
+    outputs: Tensor  # those inside the step and at its end
+    coefficients: Tensor | None
+
+
+class LandingShifts:
+    """Shifts of the two ends of a landing step."""
+
+    def __init__(self, start: Tensor, end: Tensor):
+        self._ends = start, end
+
+    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        return self._ends
+
+    def outputs(self, low: int, high: int) -> Tensor:
+        raise NotImplementedError  # outputs of a landing step move with `ts` itself
+
+
+class EventTime(Function):
+    """Zero, with the derivative of an event time: dtₑ = −dr / (dr/dτ)."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor, slope: float, tangential: bool, where: str) -> Tensor:
+        ctx.event = slope, tangential, where
+        return torch.zeros_like(r)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        slope, tangential, where = ctx.event
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{where}: events give first derivatives only; leave out create_graph=True")
+        if tangential:
+            raise RuntimeError(
+                f"{where}: the event function is tangential to zero along the solution (its slope in time is "
+                f"{slope:.3g}), so that the event time has no derivative. Use an event function that crosses zero, or "
+                "detach what follows from this event."
+            )
+        return -grads[0] / slope, None, None, None
+
+
+class EventSolve:
+    """One solve with events: its stretches, and what is known of the events so far."""
+
+    def __init__(self, problem: Problem, adjoint: FunctionAdjoint):
+        self._problem, self._adjoint = problem, adjoint
+        self._functions = problem.events
+        self._sign = -1.0 if problem.times[-1] < problem.times[0] else 1.0
+        self._forward = ForwardPass(problem, Determinism(problem.y0.device, reachable(problem.field.reach)))
+        self._report = BackwardReport()
+        self._reports: list[BackwardReport] = []
+        self._rows: list[Tensor] = []  # outputs
+        self._coefficients: list[Tensor] = []
+        self._knots: list[Tensor] = []  # the ends of the steps
+        self._row_times: list[Tensor] = []  # the times of the outputs, with save="steps"
+        self._times: list[list[Tensor]] = [[] for _ in self._functions]
+        self._states: list[list[Tensor]] = [[] for _ in self._functions]
+        self._latest = [(-math.inf, 0)] * len(self._functions)  # when each occurred, and how often in a row so soon
+        self._ended = self._was_reset = False
+        self._end = problem.ts[-1]
+
+    def run(self) -> ForwardResult:
+        problem, forward = self._problem, self._forward
+        with forward.determinism.solving():
+            self._check_differentiable()
+            y, shift, first = problem.y0, None, True
+            while True:
+                result = self._adjoint.bind(forward)
+                error = result.error
+                landing = None if forward.search is None else forward.search.landing
+                y = self._keep_stretch(forward, result, y, first, landing is not None)
+                if landing is None or error is not None:
+                    break
+                try:
+                    landed = self._land(forward, landing, y)
+                    y = self._occur(landing, landed)
+                except SolveError as failure:
+                    error = self._caught(failure, forward)
+                    break
+                cursor = self._cursor(landing.step.plan.t1)
+                if self._ended or cursor == len(problem.times):
+                    break
+                forward, first = self._next(forward, landing, landed, y, cursor), False
+        if forward.bar is not None:
+            forward.bar.close()
+        return self._result(forward, result, error)
+
+    def _caught(self, failure: SolveError, forward: ForwardPass) -> SolveError:
+        if failure.stats is None:
+            failure.stats = forward.counter.stats()
+        if self._problem.throw:
+            raise failure
+        return failure.with_traceback(None)
+
+    def _cursor(self, t: float) -> int:
+        """How many output times there are up to a time."""
+        return sum(self._sign * x <= self._sign * t for x in self._problem.times)
+
+    def _check_differentiable(self) -> None:
+        """Before the solve: do event functions have a graph, if there is something to differentiate?"""
+        problem = self._problem
+        tensors = problem.y0, problem.ts, *problem.field.arg_tensors, *self._forward.determinism.reach.leaves()
+        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        y = problem.y0.detach().requires_grad_(wanted)
+        t = torch.full((), problem.times[0], dtype=real_dtype(y), device=y.device, requires_grad=wanted)
+        for function in self._functions:
+            value = function(t, y)
+            if wanted and not value.requires_grad:
+                raise ValueError(
+                    f"{function.name}.fn: depends on neither t nor y in a way that autograd can follow (detach, item, "
+                    "numpy, a comparison?), so that gradients through the event would be lost. Write it with "
+                    "differentiable operations, or solve under torch.no_grad()."
+                )
+            if not math.isfinite(value.item()):
+                raise NonFiniteState(f"{function.name}.fn: returned a NaN or an infinity at t0", t=problem.times[0])
+
+    def _keep_stretch(self, forward: ForwardPass, result: ForwardResult, y: Tensor, first: bool, cut: bool) -> Tensor:
+        """Collect the outputs of a stretch; the state at its end."""
+        self._reports.append(forward.report)
+        problem, steps = forward.problem, len(forward.ranges)
+        rows = result.ys
+        if cut and not steps:
+            end, rows = y, rows[:1]
+        else:
+            end = rows[-1] if len(rows) else y
+            rows = rows[:-1] if cut and problem.save != "steps" else rows
+        if problem.save != "last" and not first:
+            # The first row is where the stretch starts, which is worth an output of its own after a reset only.
+            rows = rows if problem.save == "steps" and self._was_reset else rows[1:]
+        self._rows.append(rows)
+        if problem.dense or problem.save == "steps":
+            knots = knots_of(problem, forward.plans) if steps else problem.ts[:1].to(y.device, wide_dtype(y))
+            self._knots.append(knots if first else knots[1:])
+            self._row_times.append(knots if first or self._was_reset else knots[1:])
+        if result.coefficients is not None and steps:
+            self._coefficients.append(result.coefficients)
+        return end
+
+    def _next(self, forward: ForwardPass, landing: Landing, landed: LandedStep, y: Tensor, cursor: int) -> ForwardPass:
+        """The stretch after an event."""
+        problem, t = self._problem, landing.step.plan.t1
+        assert forward.schedule is not None and forward.search is not None
+        forward.schedule.resume(t, self._was_reset)
+        forward.search.resume()
+        ts = torch.cat([landed.t.reshape(1).to(problem.ts.device), problem.ts[cursor:].to(landed.t.dtype)])
+        return forward.following(replace(problem, y0=y, ts=ts, times=(t, *problem.times[cursor:])))
+
+    # The event itself
+
+    def _land(self, forward: ForwardPass, landing: Landing, y: Tensor) -> LandedStep:
+        """The landing step, as a graph where there is something to differentiate."""
+        step, plan = landing.step, landing.step.plan
+        forward.counter.accepted(step, landing.ratio)
+        for observer in (forward.recorder, forward.bar):
+            if observer is not None:
+                observer.accepted(step, landing.ratio)
+        problem = self._problem
+        low, high = sum(map(len, self._rows)), self._cursor(plan.t1)
+        times = problem.times[low:high] if problem.save == "ts" else ()
+        t = torch.tensor(plan.t1, dtype=wide_dtype(y), device=y.device)
+        shift = t.new_zeros((), dtype=real_dtype(y))
+        moved = None
+        if self._differentiated(forward, landing, y):
+            start = TimeShifts(forward.problem.ts, y).of(plan)[0]
+            shift, step = self._differentiable_step(forward, landing, y, start)
+            moved = TimeShifts(problem.ts, y).outputs(low, high)
+        outputs = step.at(times, moved) if times else step.y1.new_empty(0, *y.shape)
+        coefficients = step.coefficients() if problem.dense else None
+        return LandedStep(t + shift, shift, step.y1, outputs, coefficients)
+
+    def _differentiated(self, forward: ForwardPass, landing: Landing, y: Tensor) -> bool:
+        """Whether anything that the landing step depends on requires a gradient."""
+        problem, plan = self._problem, landing.step.plan
+        if not torch.is_grad_enabled():
+            return False
+        if self._reaches_gradients or any(x.requires_grad for x in (y, forward.problem.ts, problem.ts)):
+            return True
+        time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
+        return self._functions[landing.fired[0]](time, y).requires_grad
+
+    @cached_property
+    def _reaches_gradients(self) -> bool:
+        """Whether the field or an event function may use a tensor that requires a gradient."""
+        field = self._problem.field
+        reach = reachable((field.reach, [function.event.fn for function in self._functions]))
+        return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
+
+    def _differentiable_step(
+        self, forward: ForwardPass, landing: Landing, y: Tensor, start: Tensor
+    ) -> tuple[Tensor, Step]:
+        """The landing step twice: to a fixed time, which defines the event time, and to the event time."""
+        plan, function = landing.step.plan, self._functions[landing.fired[0]]
+        self._refuse_carried(forward, y)
+        end = torch.zeros_like(start, requires_grad=True)
+        engine = self._engine(forward, y, LandingShifts(start, end))
+        k1 = engine.start_slope(plan, y, None)
+        fixed = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
+        time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
+        r = function(time + end, fixed.y1).to(start.dtype)
+        slope = torch.autograd.grad(r, end, retain_graph=True, allow_unused=True)[0] if r.requires_grad else None
+        size = 0.0 if slope is None else slope.item()
+        tangential = not abs(size) > torch.finfo(start.dtype).eps ** 0.4 * landing.slope_scale
+        shift = EventTime.apply(r, size, tangential, f"{function.name} at t = {plan.t1:g}")  # type: ignore[misc]
+        engine = self._engine(forward, y, LandingShifts(start, shift))
+        step = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
+        self._report.of_events += 2 * engine.solver.evaluations
+        return shift, step
+
+    def _engine(self, forward: ForwardPass, y: Tensor, shifts: LandingShifts) -> Engine:
+        problem = self._problem
+        field = problem.field
+        if problem.params is not None:
+            field = field.bind(func=restricted(field.func, problem.params))
+        return eager_engine(field, problem.solver, y, forward.determinism, forward.log, shifts=shifts)
+
+    def _refuse_carried(self, forward: ForwardPass, y: Tensor) -> None:
+        solver = self._problem.solver
+        if solver.carried(solver.start(y)):
+            raise ValueError(
+                f"event: gradients through events need a solver whose steps start from y alone, but {solver.name!r} "
+                "carries more from step to step; pass solver='dopri5', or solve under torch.no_grad()"
+            )
+
+    def _occur(self, landing: Landing, landed: LandedStep) -> Tensor:
+        """Record the events of a landing and apply their resets; the state to go on with."""
+        t, y = landing.step.plan.t1, landed.y
+        save = self._problem.save
+        if save == "ts":
+            self._rows.append(landed.outputs)
+        elif save == "steps":
+            self._rows.append(y.unsqueeze(0))
+        if landed.coefficients is not None:
+            self._coefficients.append(landed.coefficients.unsqueeze(0))
+        for times in (self._knots, self._row_times):
+            times.append(landed.t.reshape(1))
+        self._forward.counter.events += len(landing.fired)
+        self._was_reset = False
+        for i in landing.fired:
+            event = self._functions[i].event
+            self._times[i].append(landed.t)
+            self._states[i].append(landed.y)
+            self._ended |= event.last is not None and len(self._times[i]) >= event.last
+        for i in landing.fired if not self._ended else ():
+            self._check_zeno(i, t)
+            if self._functions[i].resets:
+                y, self._was_reset = self._reset(self._functions[i], t, landed.shift, y), True
+        if self._ended and save == "last":
+            self._rows.append(y.unsqueeze(0))
+        self._end = landed.t
+        return y
+
+    def _reset(self, function: EventFunction, t: float, shift: Tensor, y: Tensor) -> Tensor:
+        time = torch.full((), t, dtype=real_dtype(y), device=y.device) + shift
+        after = function.reset(time, y)
+        if not is_finite(after):
+            leaf = self._problem.field.layout.non_finite_leaf(after.detach())
+            raise NonFiniteState(
+                f"{function.name}.reset: returned a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf
+            )
+        return after
+
+    def _check_zeno(self, i: int, t: float) -> None:
+        times = self._problem.times
+        before, count = self._latest[i]
+        soon = abs(t - before) <= CLOSE * abs(times[-1] - times[0])
+        self._latest[i] = t, count + 1 if soon else 0
+        if soon and count + 1 >= ZENO:
+            raise ZenoBehaviour(
+                f"{self._functions[i].name} has occurred {len(self._times[i])} times up to t = {t:g}, the last {ZENO} "
+                f"times within {CLOSE:g} of the interval each: the solve cannot get past this point (Zeno behaviour). "
+                "End it before that, by max_count or by a terminal event (when the speed becomes small, say), or let "
+                "the reset bring the state to rest.",
+                t=t,
+            )
+
+    # The result
+
+    def _result(self, forward: ForwardPass, result: ForwardResult, error: SolveError | None) -> ForwardResult:
+        problem = self._problem
+        rows = [x for x in self._rows if len(x)]
+        ys = torch.cat(rows) if rows else problem.y0.new_empty(0, *problem.y0.shape)
+        coefficients = torch.cat(self._coefficients) if self._coefficients else result.coefficients
+        knots = torch.cat(self._knots) if self._knots else problem.ts[:1]
+        self._report.parts = self._reports
+        record = None if forward.recorder is None else forward.recorder.record(self._report)
+        stats = forward.counter.stats(report=self._report)
+        occurrences = tuple(map(self._occurrences, range(len(self._functions))))
+        events = EventResult(occurrences, self._ended, self._output_times(len(ys)), knots)
+        return ForwardResult(ys, coefficients, forward.plans, stats, record, error, events)
+
+    def _output_times(self, count: int) -> Tensor:
+        problem = self._problem
+        if problem.save == "ts":
+            return problem.ts[:count]
+        if problem.save == "last":
+            return (self._end.reshape(1) if self._ended else problem.ts[-1:])[:count]
+        return torch.cat(self._row_times).to(device=problem.ts.device)
+
+    def _occurrences(self, i: int) -> Occurrences[Any]:
+        problem = self._problem
+        layout, y0, count = problem.field.layout, problem.y0, len(self._times[i])
+        times = torch.stack(self._times[i]) if count else torch.empty(0, dtype=wide_dtype(y0), device=y0.device)
+        states = torch.stack(self._states[i]) if count else y0.new_empty(0, *y0.shape)
+        return Occurrences(times, layout.unpack(states.to(problem.field.dtype), lead=1), count)
