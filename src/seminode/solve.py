@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ._compile.torch_private import untraced
-from ._field import checks
+from ._compile.torch_private import transforms_active, untraced
+from ._field import batch_checks, checks
 from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
@@ -51,6 +51,7 @@ class SolveOptions(TypedDict, total=False):
     progress: bool
     max_steps: int
     compile: bool
+    batched: bool
 
 
 class AllOptions(SolveOptions, total=False):
@@ -106,6 +107,7 @@ def solve(
     throw: bool = True,
     max_steps: int = 100_000,
     compile: bool = False,
+    batched: bool = False,
 ) -> Solution[Any]:
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
 
@@ -138,6 +140,9 @@ def solve(
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
             with a field takes seconds to compile it, later ones reuse the programs.
+        batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
+            [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
+            independently, and its t has shape (B,).
 
     Example:
         >>> import torch, seminode as sn
@@ -151,13 +156,23 @@ def solve(
         y0, args = _without_inference((y0, args))
         checks.check_field(field)
         flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
-        checks.check_flags(**flags)
+        checks.check_flags(**flags, batched=batched)
         layout = checks.check_state(y0)
+        layout = batch_checks.check_batch(y0, layout) if batched else layout
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
         flat = layout.pack(y0).to(dtype)
-        tensor_ts, times = checks.check_times(_without_inference(ts), flat)
+        own_ts, lanes = _without_inference(ts), None
+        if batched:
+            tensor_ts, times, lanes = batch_checks.check_lane_times(own_ts, flat)
+        else:
+            tensor_ts, times = checks.check_times(own_ts, flat)
         chosen_solver = checks.check_solver(solver)
+        chosen_adjoint = _check_adjoint(adjoint)
+        if batched:
+            batch_checks.check_batchable(
+                chosen_solver, chosen_adjoint, norm, save, dense=dense, record=record, transformed=transforms_active()
+            )
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save)
         problem = Problem(
@@ -173,9 +188,10 @@ def solve(
             integrals=checks.check_integrals(norm, layout),
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
+            lanes=lanes,
             **flags,
         )
-        run = _check_adjoint(adjoint).run
+        run = chosen_adjoint.run
         if isinstance(norm, str) and norm == "auto":
             run = functools.partial(ignoring_integrals, run=run)
         return _solution(problem, _explained(run, problem), leaf.dtype, function)
@@ -207,10 +223,12 @@ def _solution(
     problem: Problem, result: ForwardResult, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
 ) -> Solution[Any]:
     layout = problem.field.layout
-    ts = _output_times(problem, result)
-    ys = layout.unpack(result.ys.to(dtype), lead=1)
+    flat = result.ys if result.arrange is None else result.arrange(result.ys)
+    flat = flat.to(dtype)
+    ts = _output_times(problem, len(flat), result)
+    ys = layout.unpack(flat, lead=1)
     if function is not None:
-        ys = _apply(function, ts, result.ys.to(dtype), layout)
+        ys = _apply(function, _lane_times(ts, problem), flat, layout)
     dense = None
     if result.coefficients is not None:
         dense = DenseSolution(_knots(problem, result.plans), result.coefficients, layout, dtype)
@@ -225,9 +243,14 @@ def _solution(
     )
 
 
-def _output_times(problem: Problem, result: ForwardResult) -> Tensor:
-    """The times of the outputs, as functions of `ts`."""
-    ts, count = problem.ts, len(result.ys)
+def _lane_times(ts: Tensor, problem: Problem) -> Tensor:
+    """The times of outputs as a function of them sees them: of a batched solve, one for each sample."""
+    return ts if problem.lanes is None or ts.ndim == 2 else ts.unsqueeze(1).expand(-1, len(problem.lanes))
+
+
+def _output_times(problem: Problem, count: int, result: ForwardResult) -> Tensor:
+    """The times of the outputs, as functions of `ts`; the first axis is that of the outputs."""
+    ts = problem.ts if problem.ts.ndim == 1 else problem.ts.T
     if problem.save == "ts":
         return ts[:count]
     if problem.save == "last":

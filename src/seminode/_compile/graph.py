@@ -121,6 +121,7 @@ class Capture(NamedTuple):
     inputs: tuple[Tensor, ...]
     t: int | None  # where among the inputs the time is, if the field reads it
     y: int | None
+    lanes: int | None = None  # how many samples have a step size of their own, if they have
 
     @property
     def rest(self) -> list[Tensor]:
@@ -231,7 +232,8 @@ class FrontEnd:
         if graph.reason is not None:
             raise NotCompiled(graph.reason)
         where = {id(x): i for i, x in enumerate(inputs)}
-        return Capture(graph, inputs, where.get(id(t)), where.get(id(y)))
+        lanes = len(t) if t.ndim else None
+        return Capture(graph, inputs, where.get(id(t)), where.get(id(y)), lanes)
 
 
 _front_ends: OrderedDict[Hashable, FrontEnd] = OrderedDict()

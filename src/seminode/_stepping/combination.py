@@ -2,7 +2,8 @@
 
 Weights and dt are host floats, so that each term is one fused multiply-add kernel. Where the derivative with respect
 to dt is wanted, a zero-valued tensor is added to it: values, and the steps that follow from them, stay the same to the
-last bit. In a graph that is to be compiled, dt is a tensor, since a number would be a constant of the graph.
+last bit. In a graph that is to be compiled, dt is a tensor, since a number would be a constant of the graph. In a
+batched solve it is a tensor with one entry per sample, in the shape of a column.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SparseWeights = tuple[tuple[int, float], ...]
 class MovingStep(NamedTuple):
     """A step size to be differentiated: its value, and a tensor that is zero and carries the derivative."""
 
-    value: float
+    value: float | Tensor
     shift: Tensor
 
 
@@ -65,7 +66,7 @@ def combine(y: Tensor, dt: StepSize, weights: SparseWeights, slopes: Sequence[Te
 def scaled_sum(dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
     """dt·Σ wᵢkᵢ."""
     if isinstance(dt, MovingStep):
-        return weighted_sum(weights, slopes, dt.value) + dt.shift * weighted_sum(weights, slopes)
+        return scaled_sum(dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
     if isinstance(dt, Tensor):
         return dt * weighted_sum(weights, slopes)
     return weighted_sum(weights, slopes, dt)

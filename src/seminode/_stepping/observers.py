@@ -174,8 +174,8 @@ class Sampler(Observer):
     def __init__(self, outputs: Outputs, first: Sequence[Tensor], shifts: Shifts | None = None):
         self._outputs = outputs
         self._shifts = shifts
-        self._pieces = [y.unsqueeze(0) for y in first]
-        self._cursor = len(self._pieces)
+        self._pieces = list(first)  # each with an axis of outputs in front
+        self._cursor = sum(map(len, first))
         self._begins = bool(self._pieces)  # with y0 itself, which must not be handed back
         self.ranges: list[tuple[int, int]] = []
 
@@ -375,8 +375,10 @@ class Progress(Observer):
         )
 
     def accepted(self, step: Step, ratio: float) -> None:
-        self._bar.update(abs(step.plan.dt))
-        self._bar.set_postfix(dt=f"{abs(step.plan.dt):.2g}", rejected=self._rejected, refresh=False)
+        length: Any = abs(step.plan.dt)
+        length = float(length.mean()) if isinstance(length, Tensor) else length
+        self._bar.update(length)
+        self._bar.set_postfix(dt=f"{length:.2g}", rejected=self._rejected, refresh=False)
 
     def rejected(self, step: Step, ratio: float) -> None:
         self._rejected += 1

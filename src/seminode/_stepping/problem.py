@@ -40,6 +40,9 @@ class Problem:
     throw: bool = True
     max_steps: int = 100_000
     compile: bool = False
+    #: With `batched=True`, the output times of every sample, (B, T), on the host; `times` are then the two ends of an
+    #: interval that holds them all.
+    lanes: Tensor | None = None
 
     @property
     def trivial(self) -> bool:

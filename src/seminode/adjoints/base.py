@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from .._field.field import Field
 from .._field.pytree import is_finite, real_dtype
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, eager_engine
+from .._stepping.lane_outputs import LaneOutputs
+from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends
+from .._stepping.lanes import LaneSchedule, mean_interval
 from .._stepping.loop import check_start, integrate, select_first_step
 from .._stepping.observers import (
     AtTimes,
@@ -34,10 +38,10 @@ from .._stepping.observers import (
 )
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
-from .._stepping.step import Shifts
+from .._stepping.step import Shifts, TimeShifts
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
-from ..solution import BackwardReport, Record, Stats
+from ..solution import BackwardReport, PerSample, Record, Stats
 
 
 class ForwardResult(NamedTuple):
@@ -49,10 +53,14 @@ class ForwardResult(NamedTuple):
     stats: Stats
     record: Record | None
     error: SolveError | None
+    arrange: Callable[[Tensor], Tensor] | None = None  # of a batched solve: from its rows to the outputs
 
 
 class Adjoint(ABC):
     """A way to differentiate a solve. It runs the forward pass and makes its result differentiable."""
+
+    #: Whether it differentiates solves in which every sample has its own steps.
+    batches: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, problem: Problem) -> ForwardResult: ...
@@ -66,11 +74,19 @@ def has_tangent(x: Tensor) -> bool:
 def outputs_of(problem: Problem) -> tuple[Outputs, int]:
     """Which outputs the problem wants, and how many of them are y0 itself, before the first step."""
     times = problem.times
+    if problem.lanes is not None:
+        outputs = LaneOutputs(problem.lanes, last=problem.save == "last")
+        return outputs, outputs.begun
     if problem.trivial:
         return LastOnly(), len(times) if problem.save == "ts" else 1
     if problem.save == "ts":
         return AtTimes(times), 1
     return (LastOnly(), 0) if problem.save == "last" else (EveryStep(), 1)
+
+
+def time_shifts(problem: Problem, ts: Tensor, y0: Tensor) -> Shifts:
+    """Shifts that follow `ts` itself."""
+    return TimeShifts(ts, y0) if problem.lanes is None else LaneShifts(ts, y0)  # type: ignore[return-value]
 
 
 class ForwardPass:
@@ -92,6 +108,9 @@ class ForwardPass:
         self.count = 0  # how many outputs there are
         self.k1: Tensor | None = None  # the first slope, once it is known
         self.mark: Tensor | None = None  # what the outputs are recognised by
+        self.outputs: Any = None
+        self.begun = 0  # how many outputs are y0 itself
+        self.per_sample: PerSample | None = None  # of a batched solve
 
     @property
     def plans(self) -> list[Plan]:
@@ -138,13 +157,14 @@ class ForwardPass:
     ) -> ForwardResult:
         """Integrate; with `plans`, along steps taken before."""
         problem = self.problem
-        outputs, begun = outputs_of(problem)
-        sampler = Sampler(outputs, [y0] * begun, shifts)
+        outputs, begun = self.outputs, self.begun = outputs_of(problem)
+        first = outputs.start(y0) if isinstance(outputs, LaneOutputs) else [y0.unsqueeze(0)] * begun
+        sampler = Sampler(outputs, first, shifts)
         dense = PolynomialTape() if problem.dense else None
         observers: list[Observer] = [self.counter, sampler]
         observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
         if problem.progress:
-            observers.append(Progress(problem.times))
+            observers.append(Progress(problem.times if problem.lanes is None else mean_interval(problem.lanes)))
         if problem.reader is not None and any(problem.integrals):
             observers.append(Recheck(problem))
         error = None
@@ -154,7 +174,7 @@ class ForwardPass:
         except SolveError as failure:
             if failure.stats is not None:
                 raise  # of a solve inside the field
-            failure.stats = self.counter.stats()
+            failure.stats = self._stats(BackwardReport())
             if problem.throw:
                 raise
             error = failure.with_traceback(None)  # which would hold on to every tensor of every frame
@@ -167,16 +187,17 @@ class ForwardPass:
             ys=sampler.stacked(y0),
             coefficients=None if dense is None else dense.stacked(y0),
             plans=self.plans,
-            stats=self.counter.stats(report=self.report),
+            stats=self._stats(self.report),
             record=None if self.recorder is None else self.recorder.record(self.report),
             error=error,
+            arrange=outputs.arranged if isinstance(outputs, LaneOutputs) else None,
         )
 
     def _integrate(self, engine: Engine, y0: Tensor, observers: list[Observer], plans: Sequence[Plan] | None) -> None:
         problem, solver = self.problem, self.problem.solver
         check, layout = not transforms_active(), problem.field.layout
         if problem.trivial:
-            if check:
+            if check and problem.lanes is None:
                 check_start(y0, None, layout, problem.times[0])
             return
         memory = solver.start(y0)
@@ -187,6 +208,9 @@ class ForwardPass:
         schedule = self._schedule()
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None
+        if isinstance(schedule, LaneSchedule):
+            self._integrate_lanes(engine, schedule, y0, k1, observers)
+            return
         if check:
             check_start(y0, k1, layout, problem.times[0])
         if schedule.unset:
@@ -210,9 +234,33 @@ class ForwardPass:
                 f"the solution at t = {t1:g} holds a NaN or an infinity (leaf {leaf})", t=t1, leaf=leaf
             )
 
-    def _schedule(self) -> Schedule:
+    def _integrate_lanes(
+        self, engine: Engine, schedule: LaneSchedule, y0: Tensor, k1: Tensor, observers: list[Observer]
+    ) -> None:
+        problem, solver = self.problem, self.problem.solver
+        begin_lanes(schedule, y0, k1)
+        if schedule.unset:
+            assert problem.error is not None
+            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
+        error: Any = AnyFinite() if problem.error is None else problem.error
+        engine = replace(engine, step=LaneStepper(solver, engine.step))
+        memory = solver.with_slope(solver.start(y0), k1)
+        end, _ = integrate(engine, schedule, y0, observers, memory=memory, error=error)  # type: ignore[arg-type]
+        check_ends(schedule, end)
+        self.per_sample = schedule.per_sample()
+        if (failure := schedule.error()) is not None:
+            raise failure
+
+    def _stats(self, report: BackwardReport) -> Stats:
+        stats = self.counter.stats(report=report)
+        return stats if self.per_sample is None else replace(stats, per_sample=self.per_sample)
+
+    def _schedule(self) -> Schedule | LaneSchedule:
         problem, solver = self.problem, self.problem.solver
         order = solver.error_order or solver.order
+        if problem.lanes is not None:
+            dtype = real_dtype(problem.y0)
+            return LaneSchedule(problem.controller, order, problem.lanes, problem.jumps, dtype, problem.max_steps)
         return Schedule(problem.controller, order, problem.times, problem.jumps, real_dtype(problem.y0))
 
     def start_plan(self) -> Plan:
@@ -225,4 +273,6 @@ class ForwardPass:
         problem = self.problem
         if problem.save == "steps":
             return [problem.times[0], *(plan.t1 for plan in self.plans)]
+        if isinstance(self.outputs, LaneOutputs):
+            return self.outputs.row_times()
         return list(problem.times if problem.save == "ts" else problem.times[-1:])[: self.count]

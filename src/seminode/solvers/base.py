@@ -67,6 +67,8 @@ class Solver(ABC):
     interpolant_order: int
     #: Whether it solves any equation, or only the one it was made for.
     general: bool = True
+    #: Whether `step` and `error` take a tensor of step sizes, one per sample, and the memory is the first slope.
+    batches: bool = False
 
     @property
     def evaluations(self) -> int:
