@@ -164,9 +164,10 @@ class Adaptive(Controller):
         finite = isfinite(ratio)
         accept: Any = finite & ((ratio <= 1.0) | self._forced(dt, proposal))
         predicts = accept & (proposal <= MAX_SHORTENING * dt)
-        length: Any = select(accept, proposal, dt * self._shrunk(ratio, order))
-        length = select(predicts, dt * self._grown(dt, proposal, ratio, order, history), length)
-        length = select(finite, self._clip(length), dt * self.factor_min)
+        rejects = not bool(accept.all())
+        length: Any = select(accept, proposal, dt * self._shrunk(ratio, order)) if rejects else proposal
+        length = self._clip(select(predicts, dt * self._grown(dt, proposal, ratio, order, history), length))
+        length = select(finite, length, dt * self.factor_min) if rejects else length
         past = tuple(select(predicts, now, before) for now, before in zip((ratio, *history), history, strict=False))
         return Verdict(accept, length, past)
 

@@ -107,7 +107,7 @@ def compiled_step(
     def evaluate_end(step: Step) -> Tensor:
         return evaluate(plan.stage_time(1.0), step.end_anchor(), stage=solver.stages)
 
-    return Step(solver, plan, y0, k1, attempted, evaluate_end, dt=plan.length(y0), ratio=ratio, saved=saved)
+    return Step(solver, plan, y0, k1, attempted, evaluate_end, dt=plan.dt, ratio=ratio, saved=saved)
 
 
 class Saved(NamedTuple):

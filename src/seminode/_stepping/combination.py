@@ -58,7 +58,10 @@ def combine(y: Tensor, dt: StepSize, weights: SparseWeights, slopes: Sequence[Te
     if isinstance(dt, MovingStep):
         return combine(y, dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
     if isinstance(dt, Tensor):
-        return y + dt * weighted_sum(weights, slopes)
+        if not _each_lane(dt, y):
+            return y + dt * weighted_sum(weights, slopes)
+        i, w = weights[0]
+        return _accumulate_each(torch.addcmul(y, dt, slopes[i], value=w), dt, weights[1:], slopes)
     i, w = weights[0]
     return _accumulate(torch.add(y, slopes[i], alpha=w * dt), dt, weights[1:], slopes)
 
@@ -68,8 +71,26 @@ def scaled_sum(dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -
     if isinstance(dt, MovingStep):
         return scaled_sum(dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
     if isinstance(dt, Tensor):
-        return dt * weighted_sum(weights, slopes)
+        if not weights or not _each_lane(dt, slopes[0]):
+            return dt * weighted_sum(weights, slopes)
+        i, w = weights[0]
+        return _accumulate_each((dt * w) * slopes[i], dt, weights[1:], slopes)
     return weighted_sum(weights, slopes, dt)
+
+
+def _each_lane(dt: Tensor, y: Tensor) -> bool:
+    """Whether to add the terms one by one with their own step sizes, by one operation each.
+
+    Rounding is then the same as with a number. A compiler fuses everything anyway.
+    """
+    return dt.ndim > 0 and not y.is_complex() and not transforms_active()
+
+
+def _accumulate_each(total: Tensor, dt: Tensor, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
+    """As `_accumulate`, with a tensor of step sizes."""
+    for i, w in weights:
+        total.addcmul_(dt, slopes[i], value=w)
+    return total
 
 
 def _accumulate(total: Tensor, factor: float, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:

@@ -114,7 +114,7 @@ class EagerStepper:
         dt: StepSize = plan.length(y0)
         if shift is not None:
             moves = shift[1] - shift[0]
-            dt = MovingStep(dt, moves if moves.ndim == 0 else moves.reshape(dt.shape))
+            dt = MovingStep(dt, moves if moves.ndim == 0 else moves.reshape(-1, *(1,) * (y0.ndim - 1)))
         # A field may return one and the same constant, but must not write into what it has returned before.
         answers = [(memory, memory._version)] if isinstance(memory, Tensor) else []
 

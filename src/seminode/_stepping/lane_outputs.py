@@ -1,7 +1,8 @@
 """Outputs of batched solves: which samples pass which output times in which step, and their values there.
 
 An output is a row: the state of one sample at one of its times. Rows are collected in the order in which the steps pass
-them. `arranged` puts them into their places.
+them; `arranged` puts them into their places. The rows of several steps are computed together, since it is the number of
+operations that takes time.
 """
 
 from __future__ import annotations
@@ -11,143 +12,175 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._field.pytree import real_dtype
 from ..solvers.base import Solver
-from .lanes import LanePlan, column
+from .lanes import LanePlan, mask
+from .observers import Observer
+
+#: How many steps wait for their outputs at most, and how many bytes they may hold meanwhile.
+STEPS, BYTES = 32, 1 << 22
 
 
 class Rows(NamedTuple):
-    """Outputs in one step: the lane and the number of the output time, both on the host. Those inside come first."""
+    """Outputs in one step or in several: where they are, all on the host."""
 
+    cells: Tensor  # number of the step times the number of lanes, plus the lane
     lanes: Tensor
-    index: Tensor
+    index: Tensor  # of the output time
     x: Tensor  # where in the step, from 0 to 1
-    inside: int  # how many are not at the end of the step
+    at_end: Tensor | None  # which are the end of a step, if any is
+
+
+class Passage(NamedTuple):
+    """A step and the outputs that it passes: numbers low … high − 1 of each lane."""
+
+    plan: LanePlan
+    low: Tensor
+    high: Tensor
 
 
 class LaneOutputs:
     """The solution at given times, one row of `times` per lane; with `last`, at the last of them only."""
 
     def __init__(self, times: Tensor, last: bool = False):
-        self._lanes, count = times.shape
-        self._times = times[:, -1:] if last else times
-        self._first = torch.zeros(self._lanes, dtype=torch.int64)
-        sign = -1.0 if bool((times[:, -1] < times[:, 0]).any()) else 1.0
-        self._sign = sign
-        self._sorted = (sign * self._times).contiguous()
-        self._shared = self._sorted[0].contiguous() if times.stride(0) == 0 else None
+        self._lanes = len(times)
         trivial = times[:, 0] == times[:, -1]
+        self._sign = -1.0 if bool((times[:, -1] < times[:, 0]).any()) else 1.0
+        shared = times.stride(0) == 0
+        self._times = times[:, -1:] if last else times
+        #: Whether outputs may lie inside of steps.
+        self.inside = self._times.shape[1] > 2
+        never = torch.full((self._lanes, 1), torch.inf, dtype=times.dtype)
+        self._sorted = torch.cat([self._sign * self._times, never], 1)  # times in the solve's own direction
+        self._shared = self._sorted[0].contiguous() if shared else None
         begun = trivial if last else torch.ones_like(trivial)
+        self._first = torch.zeros(self._lanes, dtype=torch.int64)
         self._cursor = torch.where(trivial, self._times.shape[1], begun.to(torch.int64))
-        self._claims: dict[int, Rows] = {}
-        self._begun = self._rows(self._first, self._cursor)
-        self._order = [self._begun]
+        self._next = self._following(self._cursor)
+        self._begun = self._places(self._first, self._cursor)
+        self._order = [(self._begun[1], self._begun[2])]
+        self._rows: dict[int, Rows] = {}  # of each step that passes any, by its first row
         self._matrix: tuple[Any, Tensor] | None = None
 
     @property
     def begun(self) -> int:
         """How many rows are y0 itself."""
-        return len(self._begun[0])
+        return len(self._begun[1])
 
-    def start(self, y0: Tensor) -> list[Tensor]:
+    def start(self, y0: Tensor) -> Tensor:
         """Those rows."""
-        return [y0[self._begun[0].to(y0.device)]]
+        return y0[self._begun[1].to(y0.device)]
 
     def start_vjp(self, cotangents: Tensor, y0: Tensor) -> Tensor:
-        return added_to(y0, self._begun[0], cotangents)
+        return added_to(y0, self._begun[1], cotangents)
 
-    def _rows(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The lane and the index of all outputs low … high − 1 of each lane."""
-        counts = high - low
-        lanes = torch.repeat_interleave(counts)
-        offsets = counts.cumsum(0) - counts - low
-        return lanes, torch.arange(len(lanes)) - offsets[lanes]
+    def _following(self, cursor: Tensor) -> Tensor:
+        """The time of the next output of each lane."""
+        if self._shared is not None:
+            return self._shared[cursor]
+        return self._sorted.gather(1, cursor.unsqueeze(1)).squeeze(1)
 
-    def claim(self, plan: LanePlan, cursor: int) -> int:
-        """How many rows there are after this step, if `cursor` were there before it."""
+    def _places(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cell, lane and index of all outputs low … high − 1 of each lane; of several steps, one after the other."""
+        counts = (high - low).flatten()
+        cells = torch.repeat_interleave(counts)
+        offsets = counts.cumsum(0) - counts - low.flatten()
+        return cells, cells % self._lanes, torch.arange(len(cells)) - offsets[cells]
+
+    def passage(self, plan: LanePlan) -> Passage | None:
+        """Which outputs a step passes; `None` if it passes none."""
         s1 = plan.t1 if self._sign > 0 else -plan.t1
+        passes = (s1 >= self._next) & plan.moved
+        if not bool(passes.any()):
+            return None
         if self._shared is not None:
             high = torch.searchsorted(self._shared, s1, right=True)
         else:
             high = torch.searchsorted(self._sorted, s1.unsqueeze(1), right=True).squeeze(1)
-        high = torch.where(plan.moved, high, self._cursor)
-        lanes, index = self._rows(self._cursor, high)
-        if not len(lanes):
-            return cursor
-        self._cursor = high
-        times, ends = self._times[lanes, index], plan.t1[lanes]
-        at_end = times == ends
-        inside = len(lanes)
-        if bool(at_end.any()):
-            order = torch.argsort(at_end.to(torch.int8), stable=True)
-            lanes, index, times = lanes[order], index[order], times[order]
-            inside -= int(at_end.sum())
-        x = (times - plan.t0[lanes]) / plan.dt[lanes]
-        self._claims[cursor] = Rows(lanes, index, x, inside)
+        low, self._cursor = self._cursor, torch.where(passes, high, self._cursor)
+        self._next = self._following(self._cursor)
+        return Passage(plan, low, self._cursor)
+
+    def claim(self, passages: list[Passage], first: int) -> tuple[Rows, list[int]]:
+        """The rows of several steps, from number `first` on, and how many there are in each step."""
+        plans, lows, highs = zip(*passages, strict=True)
+        low, high = torch.stack(lows), torch.stack(highs)
+        cells, lanes, index = self._places(low, high)
+        times = self._times[0][index] if self._shared is not None else self._times[lanes, index]
+        t0, t1, dt = (torch.cat([getattr(plan, name) for plan in plans])[cells] for name in ("t0", "t1", "dt"))
+        at_end = times == t1
+        ends = at_end if bool(at_end.any()) else None
+        rows = Rows(cells, lanes, index, (times - t0) / dt, ends)
+        counts = (high - low).sum(1).tolist()
         self._order.append((lanes, index))
-        return cursor + len(lanes)
+        begin = 0
+        for count in counts:
+            end = begin + count
+            # As rows of one step, for a backward pass.
+            parts = [None if part is None else part[begin:end] for part in rows]
+            self._rows[first + begin] = Rows(parts[1], *parts[1:])  # type: ignore[arg-type]
+            begin = end
+        return rows, counts
 
     def rows(self, low: int) -> Rows | None:
         """The rows from number `low` on that one step has passed, if it has passed any."""
-        return self._claims.get(low)
+        return self._rows.get(low)
 
     def of(self, step: Any, low: int, high: int, shifts: Any) -> Tensor:
         """Rows low … high − 1, which lie in this step."""
-        rows = self._claims[low]
+        rows, plan, y0 = self._rows[low], step.plan, step.y0
+        length, x, at_end = plan.dt, rows.x, rows.at_end
         if shifts is not None:
-            return self._moving(step, rows, shifts)
-        lanes = rows.lanes.to(step.y0.device)
-        if not rows.inside:
-            return step.y1[lanes]
-        n = rows.inside
-        weights = self.weights(step.solver, rows.x[:n]) * step.plan.dt[rows.lanes[:n], None]
-        inner = step.y0[lanes[:n]] + _weighted(weights.to(step.y0), step.interpolated(), lanes[:n])
-        return inner if n == len(lanes) else torch.cat([inner, step.y1[lanes[n:]]])
+            start, end = shifts.of(plan)
+            lanes = rows.lanes.to(start.device)
+            ahead = (self._times[rows.lanes, rows.index] - plan.t0[rows.lanes]).to(start)
+            length = plan.dt.to(start) + (end - start)
+            x = (ahead - start[lanes] + shifts.rows(rows)) / length[lanes]
+            # A time that is differentiated may be at the end by chance only, unless it is the last one.
+            at_end = plan.final[rows.lanes] & (rows.index == self._times.shape[1] - 1)
+        polynomial = self.polynomial(step) if self.inside else None
+        return values(y0, step.y1, length, polynomial, rows._replace(x=x, at_end=at_end))
 
-    def _moving(self, step: Any, rows: Rows, shifts: Any) -> Tensor:
-        """With the derivative with respect to times. Only the last time is at the end of a step for good."""
-        plan, device = step.plan, step.y0.device
-        start, end = shifts.of(plan)
-        lanes = rows.lanes.to(device)
-        ahead = (self._times[rows.lanes, rows.index] - plan.t0[rows.lanes]).to(start)
-        length = plan.dt.to(start) + (end - start)
-        x = (ahead - start[lanes] + shifts.rows(rows)) / length[lanes]
-        weights = self.weights(step.solver, x) * length[lanes, None]
-        values = step.y0[lanes] + _weighted(weights.to(step.y0.dtype), step.interpolated(), lanes)
-        final = plan.final[rows.lanes] & (rows.index == self._times.shape[1] - 1)
-        if not bool(final.any()):
-            return values
-        return torch.where(column(final, values).bool(), step.y1[lanes], values)
+    def polynomial(self, step: Any) -> Tensor:
+        """(p(x) − y0)/dt of a step by its powers of x, the first one first."""
+        slopes = torch.stack(step.interpolated())
+        matrix = self._weights(step.solver, slopes)
+        return (matrix @ slopes.reshape(len(slopes), -1)).reshape(-1, *slopes.shape[1:])
 
-    def weights(self, solver: Solver, x: Tensor) -> Tensor:
-        """The weights bᵢ(x) of the interpolant, one row for each x."""
+    def _weights(self, solver: Solver, like: Tensor) -> Tensor:
         if self._matrix is None or self._matrix[0] is not solver.interpolant:
-            matrix = torch.tensor(solver.interpolant, dtype=torch.float64).T.contiguous()
-            self._matrix = solver.interpolant, matrix
-        matrix = self._matrix[1].to(x)
-        powers = [x]
-        for _ in range(len(matrix) - 1):
-            powers.append(powers[-1] * x)
-        return torch.stack(powers, -1) @ matrix
+            self._matrix = solver.interpolant, torch.tensor(solver.interpolant, dtype=torch.float64).T.contiguous()
+        return self._matrix[1].to(like)
 
     def vjp(
-        self, cotangents: Tensor, plan: LanePlan, bounds: tuple[int, int], solver: Solver, y: Tensor
+        self, cotangents: Tensor, plan: LanePlan, low: int, solver: Solver, y: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Cotangents of the end of a step, of its start and of its slopes, from those of the rows in it."""
-        rows = self._claims[bounds[0]]
-        n = rows.inside
-        end = added_to(y, rows.lanes[n:], cotangents[n:]) if n < len(rows.lanes) else None
-        if not n:
+        rows = self._rows[low]
+        lanes, x, end = rows.lanes, rows.x, None
+        if rows.at_end is not None:
+            ends, inner = rows.at_end.to(y.device), ~rows.at_end
+            end = added_to(y, lanes[rows.at_end], cotangents[ends])
+            lanes, x, cotangents = lanes[inner], x[inner], cotangents[~ends]
+        if not len(lanes):
             return end, None, None
-        lanes, inner = rows.lanes[:n], cotangents[:n]
-        weights = (self.weights(solver, rows.x[:n]) * plan.dt[lanes, None]).to(inner)
-        shaped = weights.T.reshape(*weights.T.shape, *(1,) * (inner.ndim - 1))
-        slopes = y.new_zeros((len(shaped), *y.shape)).index_add_(1, lanes.to(y.device), shaped * inner)
-        return end, added_to(y, lanes, inner), slopes
+        powers = [x]
+        for _ in range(len(solver.interpolant[0]) - 1):
+            powers.append(powers[-1] * x)
+        weights = torch.stack(powers, -1) @ self._weights(solver, x)
+        weights = (weights * plan.dt[lanes].unsqueeze(1)).to(cotangents)
+        shaped = weights.T.reshape(*weights.T.shape, *(1,) * (cotangents.ndim - 1))
+        slopes = y.new_zeros((len(shaped), *y.shape)).index_add_(1, lanes.to(y.device), shaped * cotangents)
+        return end, added_to(y, lanes, cotangents), slopes
+
+    def _all(self) -> tuple[Tensor, Tensor]:
+        lanes, index = zip(*self._order, strict=True)
+        return torch.cat(lanes), torch.cat(index)
 
     def arranged(self, rows: Tensor) -> Tensor:
         """All outputs, (T, B, ...), from their rows; NaN where there is none, since the sample has failed."""
         count = self._times.shape[1]
-        lanes, index = (torch.cat(parts) for parts in zip(*self._order, strict=True))
+        lanes, index = self._all()
         places = (index * self._lanes + lanes).to(rows.device)
         shape = (count * self._lanes, *rows.shape[1:])
         if len(places) == shape[0]:
@@ -157,22 +190,94 @@ class LaneOutputs:
         return whole.reshape(count, self._lanes, *rows.shape[1:])
 
     def row_times(self) -> list[float]:
-        lanes, index = (torch.cat(parts) for parts in zip(*self._order, strict=True))
+        lanes, index = self._all()
         return self._times[lanes, index].tolist()
 
     def named(self, row: int) -> str:
         """What to call a row in a message."""
-        lanes, index = (torch.cat(parts) for parts in zip(*self._order, strict=True))
+        lanes, index = self._all()
         return f"output {int(index[row])} of sample {int(lanes[row])}"
 
 
-def _weighted(weights: Tensor, slopes: list[Tensor], lanes: Tensor) -> Tensor:
-    """Σ wᵢkᵢ of the given lanes, for one row of weights each."""
-    stacked = torch.stack(slopes)[:, lanes]
-    shaped = weights.T.reshape(*weights.T.shape, *(1,) * (stacked.ndim - 2))
-    return (shaped * stacked).sum(0)
+def values(y0: Tensor, y1: Tensor, dt: Tensor, polynomial: Tensor | None, rows: Rows) -> Tensor:
+    """The solution in the cells of the rows. All tensors have an axis of cells; the polynomial, one of powers before it.
+
+    Without a polynomial, all rows are at the ends of steps.
+    """
+    device, dtype = y0.device, real_dtype(y0)
+    cells = rows.cells.to(device)
+    if polynomial is None:
+        return y1[cells]
+
+    def column(x: Tensor) -> Tensor:
+        return x.to(device, dtype).reshape(-1, *(1,) * (y0.ndim - 1))
+
+    x = column(rows.x)
+    powers = polynomial.transpose(0, 1)[cells].unbind(1)
+    total = powers[-1]
+    for power in powers[-2::-1]:
+        total = power + x * total
+    inside = y0[cells] + column(dt[cells if dt.device == device else rows.cells]) * (x * total)
+    if rows.at_end is None:
+        return inside
+    return torch.where(mask(rows.at_end, inside), y1[cells], inside)
 
 
 def added_to(y: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
     """A tensor like y with the rows added at their lanes."""
     return torch.zeros_like(y).index_add_(0, lanes.to(y.device), rows)
+
+
+class LaneSampler(Observer):
+    """Collects the rows, and which of them lie in which step; as [`Sampler`][seminode._stepping.observers.Sampler]."""
+
+    def __init__(self, outputs: LaneOutputs, y0: Tensor, shifts: Any = None):
+        self._outputs, self._shifts = outputs, shifts
+        self._pieces = [outputs.start(y0)]
+        self.count = outputs.begun
+        size = y0.numel() * y0.element_size() * 8
+        self._patience = max(1, min(STEPS, BYTES // max(size, 1)))
+        self._waiting: list[tuple[Passage, Tensor, Tensor, Tensor | None]] = []
+        self._passing: list[int] = []  # how many steps have passed before each of those
+        self.ranges: list[tuple[int, int]] = []
+
+    def accepted(self, step: Any, ratio: Any) -> None:
+        outputs = self._outputs
+        passage = outputs.passage(step.plan)
+        self.ranges.append((self.count, self.count))
+        if passage is None:
+            return
+        if self._shifts is not None:
+            _, (count,) = outputs.claim([passage], self.count)
+            self._pieces.append(outputs.of(step, self.count, self.count + count, self._shifts))
+            self._close(len(self.ranges) - 1, count)
+            return
+        polynomial = outputs.polynomial(step) if outputs.inside else None
+        self._waiting.append((passage, step.y0, step.y1, polynomial))
+        self._passing.append(len(self.ranges) - 1)
+        if len(self._waiting) >= self._patience:
+            self._flush()
+
+    def _close(self, step: int, count: int) -> None:
+        self.ranges[step] = self.count, self.count + count
+        self.count += count
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        passages, starts, ends, polynomials = zip(*self._waiting, strict=True)
+        rows, counts = self._outputs.claim(list(passages), self.count)
+        dt = torch.cat([passage.plan.dt for passage in passages])
+        polynomial = None if polynomials[0] is None else _joined(polynomials, 1)
+        self._pieces.append(values(_joined(starts), _joined(ends), dt, polynomial, rows))
+        for step, count in zip(self._passing, counts, strict=True):
+            self._close(step, count)
+        self._waiting, self._passing = [], []
+
+    def stacked(self, like: Tensor) -> Tensor:
+        self._flush()
+        return torch.cat(self._pieces)
+
+
+def _joined(tensors: Any, axis: int = 0) -> Tensor:
+    return torch.cat(tensors, axis) if len(tensors) > 1 else tensors[0]

@@ -20,6 +20,8 @@ from .elementwise import select
 
 #: What fails a lane. The order is that of severity, for the error that names all of them.
 ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached)
+#: Up to how many entries a sample is small.
+SMALL = 32
 #: How many samples an error message names.
 NAMED = 8
 
@@ -88,8 +90,10 @@ class LanePlan:
         return t
 
     def length(self, like: Tensor) -> Tensor:
-        """The step sizes in the shape of a column before the state."""
-        return column(self.dt, like)
+        """The step sizes as a tensor that broadcasts against the state."""
+        dt = column(self.dt, like)
+        # Small ones in full: kernels that need not broadcast are faster.
+        return dt.expand(like.shape).contiguous() if like.numel() <= SMALL * len(like) else dt
 
     def enter(self, y: Tensor) -> Tensor:
         """The states from which the step starts: failing lanes go to rest."""
@@ -159,8 +163,10 @@ class LaneSchedule:
         self._marks = Marks.of(controller, jumps, self._sign, start)
         proposal, self._history = controller.first()
         self._start_history = self._history
-        self._proposal = None if proposal is None else torch.full_like(start, proposal)
         self._running = self._s < self._end
+        self._idle, self._zero = torch.full_like(start, torch.inf), torch.zeros_like(start)
+        self._proposal = None if proposal is None else select(self._running, proposal, self._idle)
+        self._largest_coarse = float(self._coarsest.max())
         self._ratio = torch.zeros_like(start)
         self._failing: Tensor | None = None  # from the next plan on
         self.rest: Rest | None = None
@@ -186,9 +192,9 @@ class LaneSchedule:
         return self._proposal is None
 
     def begin(self, proposal: Tensor) -> None:
-        """Set the first steps. Those of lanes that do not run are 0."""
+        """Set the first steps. Those of lanes that do not run are infinite, so that they land where they are."""
         proposal = torch.maximum(proposal, 2.0 * self._smallest(0.0)).clamp(max=self.controller.dt_max)
-        self._proposal = torch.where(self._running, proposal, 0.0)
+        self._proposal = torch.where(self._running, proposal, self._idle)
 
     def _smallest(self, proposal: Tensor | float) -> Tensor:
         finest = torch.maximum(rounding(self._s, self._s + proposal), 1e-30 * self._span)
@@ -203,13 +209,13 @@ class LaneSchedule:
         assert self._proposal is not None
         if self._rounds >= self._max_steps:  # a lane that still runs has tried a step in every round
             self.fail(self._running, 2)
-        if not bool(self._running.any()):
+        shortest = float(self._proposal.min())
+        if shortest < self._largest_coarse:
+            self._check_lengths()
+            shortest = float(self._proposal.min())
+        if shortest == torch.inf and not bool(self._running.any()):
             return None
         self._rounds += 1
-        if bool((self._running & (self._proposal < self._coarsest)).any()):
-            self._check_lengths()
-            if not bool(self._running.any()):
-                return None
         return self.plan(self._proposal)
 
     def _check_lengths(self) -> None:
@@ -279,12 +285,12 @@ class LaneSchedule:
         self._history = verdict.history
         if moved:
             self._advance(plan, accept, unanimous)
-        self._proposal = select(self._running, verdict.proposal, 0.0)
+        self._proposal = select(self._running, verdict.proposal, self._idle)
         return moved
 
     def _advance(self, plan: LanePlan, accept: Tensor, unanimous: bool) -> None:
         carry = plan.proposal + self._carry - plan.dt.abs()
-        carry = torch.where(plan.lands, 0.0, carry)
+        carry = torch.where(plan.lands, self._zero, carry)
         plan.settle(accept, unanimous)
         if self._failing is not None:
             assert self.rest is not None
@@ -315,7 +321,7 @@ class LaneSchedule:
             self._last = torch.where(lanes, s, self._last)
         self._carry = torch.where(lanes, 0.0, self._carry)
         if self._proposal is not None:
-            self._proposal = torch.where(lanes, 0.0, self._proposal)
+            self._proposal = torch.where(lanes, self._idle, self._proposal)
 
     def per_sample(self) -> PerSample:
         """What each lane did, and how it ended."""

@@ -174,8 +174,8 @@ class Sampler(Observer):
     def __init__(self, outputs: Outputs, first: Sequence[Tensor], shifts: Shifts | None = None):
         self._outputs = outputs
         self._shifts = shifts
-        self._pieces = list(first)  # each with an axis of outputs in front
-        self._cursor = sum(map(len, first))
+        self._pieces = [y.unsqueeze(0) for y in first]
+        self._cursor = len(self._pieces)
         self._begins = bool(self._pieces)  # with y0 itself, which must not be handed back
         self.ranges: list[tuple[int, int]] = []
 

@@ -18,7 +18,7 @@ from .._field.field import Field
 from .._field.pytree import is_finite, real_dtype
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, eager_engine
-from .._stepping.lane_outputs import LaneOutputs
+from .._stepping.lane_outputs import LaneOutputs, LaneSampler
 from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends
 from .._stepping.lanes import LaneSchedule, mean_interval
 from .._stepping.loop import check_start, integrate, select_first_step
@@ -71,7 +71,7 @@ def has_tangent(x: Tensor) -> bool:
     return unpack_dual(x)[1] is not None
 
 
-def outputs_of(problem: Problem) -> tuple[Outputs, int]:
+def outputs_of(problem: Problem) -> tuple[Any, int]:
     """Which outputs the problem wants, and how many of them are y0 itself, before the first step."""
     times = problem.times
     if problem.lanes is not None:
@@ -158,8 +158,10 @@ class ForwardPass:
         """Integrate; with `plans`, along steps taken before."""
         problem = self.problem
         outputs, begun = self.outputs, self.begun = outputs_of(problem)
-        first = outputs.start(y0) if isinstance(outputs, LaneOutputs) else [y0.unsqueeze(0)] * begun
-        sampler = Sampler(outputs, first, shifts)
+        if isinstance(outputs, LaneOutputs):
+            sampler = LaneSampler(outputs, y0, shifts)
+        else:
+            sampler = Sampler(outputs, [y0] * begun, shifts)
         dense = PolynomialTape() if problem.dense else None
         observers: list[Observer] = [self.counter, sampler]
         observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
@@ -182,9 +184,10 @@ class ForwardPass:
             self.determinism.restore_buffers()
             for observer in observers:
                 observer.close()
+        ys = sampler.stacked(y0)
         self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
-            ys=sampler.stacked(y0),
+            ys=ys,
             coefficients=None if dense is None else dense.stacked(y0),
             plans=self.plans,
             stats=self._stats(self.report),

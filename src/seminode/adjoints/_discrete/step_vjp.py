@@ -117,7 +117,7 @@ def spread(
     if adj_outputs is None:
         return adj, None, None
     if isinstance(outputs, LaneOutputs):
-        end, start, slopes = outputs.vjp(adj_outputs, plan, bounds, solver, like)
+        end, start, slopes = outputs.vjp(adj_outputs, plan, bounds[0], solver, like)
         return (end if adj is None else adj if end is None else adj + end), start, slopes
     xs = outputs.inside(plan, *bounds)
     inner, ends = adj_outputs[: len(xs)], adj_outputs[len(xs) :]
