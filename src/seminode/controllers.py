@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict,
 
 from torch import Tensor
 
-from ._stepping.elementwise import choose, isfinite, maximum, minimum, select
+from ._stepping.elementwise import choose, isfinite, maximum, minimum, number_or, select
 from ._untyped import numbers
 from .norms import ErrorNorm
 from .solution import Record
@@ -106,6 +106,8 @@ class Adaptive(Controller):
     """
 
     adaptive: ClassVar[bool] = True
+    #: Whether `growth` reads the history.
+    looks_back: ClassVar[bool] = True
 
     safety: float = 0.9
     factor_min: float = 0.2
@@ -161,15 +163,23 @@ class Adaptive(Controller):
 
     def _judge_each(self, dt: Any, proposal: Any, ratio: Tensor, order: int, history: Any) -> Verdict:
         """The same for tensors with one entry per sample."""
-        finite = isfinite(ratio)
-        accept: Any = finite & ((ratio <= 1.0) | self._forced(dt, proposal))
-        predicts = accept & (proposal <= MAX_SHORTENING * dt)
-        rejects = not bool(accept.all())
-        length: Any = select(accept, proposal, dt * self._shrunk(ratio, order)) if rejects else proposal
-        length = self._clip(select(predicts, dt * self._grown(dt, proposal, ratio, order, history), length))
-        length = select(finite, length, dt * self.factor_min) if rejects else length
-        past = tuple(select(predicts, now, before) for now, before in zip((ratio, *history), history, strict=False))
-        return Verdict(accept, length, past)
+        accept: Any = ratio <= 1.0
+        if self.at_dt_min == "accept":
+            accept = accept | (self._forced(dt, proposal) & isfinite(ratio))
+        predicts, length = accept, dt * self._grown(dt, proposal, ratio, order, history)
+        if dt is not proposal:  # some steps were shortened
+            predicts = accept & (proposal <= MAX_SHORTENING * dt)
+            length = select(predicts, length, proposal)
+        if bool(accept.all()):
+            length = self._clip(length)
+        else:
+            length = self._clip(select(accept, length, dt * self._shrunk(ratio, order)))
+            if self.at_dt_min == "accept":
+                length = select(isfinite(ratio), length, dt * self.factor_min)
+        if self.looks_back:
+            pairs = zip((ratio, *history), history, strict=False)
+            history = tuple(select(predicts, now, before) for now, before in pairs)
+        return Verdict(accept, length, history)
 
     def _forced(self, dt: Any, proposal: Any) -> Any:
         """Whether the step is too short to be rejected."""
@@ -177,16 +187,19 @@ class Adaptive(Controller):
 
     def _grown(self, dt: Any, proposal: Any, ratio: Any, order: int, history: Any) -> Any:
         # A shortened step may grow back to its proposal at once, if its error allows.
-        limit = maximum(self.factor_max, proposal / dt)
+        limit = self.factor_max if dt is proposal else maximum(self.factor_max, proposal / dt)
         if isinstance(ratio, Tensor):
-            return select(ratio == 0.0, limit, minimum(limit, self.growth(ratio, order, history)))
+            return minimum(self.growth(ratio, order, history), limit)  # which is infinite for an error of zero
         return limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
 
     def _shrunk(self, ratio: Any, order: int) -> Any:
-        return minimum(maximum(self.factor_min, self.safety * ratio ** (-1.0 / order)), 1.0)
+        # In this order, so that NaN gives the smallest factor.
+        return minimum(number_or(self.factor_min, self.safety * ratio ** (-1.0 / order)), 1.0)
 
     def _clip(self, dt: Any) -> Any:
-        return minimum(maximum(dt, self.dt_min) if self.at_dt_min == "accept" else dt, self.dt_max)
+        if self.at_dt_min == "accept":
+            dt = maximum(dt, self.dt_min)
+        return minimum(dt, self.dt_max) if self.dt_max < math.inf else dt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +211,7 @@ class Integral(Adaptive):
     """
 
     elementwise: ClassVar[bool] = True
+    looks_back: ClassVar[bool] = False
 
     def growth(self, ratio: Any, order: int, history: Any) -> Any:
         floor = select(ratio < 1.0, 1.0, self.factor_min)
@@ -261,7 +275,7 @@ class PID(Adaptive):
         # A step with almost no error does not show the trend: bound its ratio so that it does not dominate the product.
         ratios = (maximum(r, 1e-8) for r in (ratio, *history))
         factor = self.safety * math.prod(r ** (-b / order) for b, r in zip(betas, ratios, strict=True))
-        return maximum(factor, self.factor_min)
+        return select(ratio == 0.0, math.inf, maximum(factor, self.factor_min))
 
     def __repr__(self) -> str:
         return f"PID(pcoeff={self.pcoeff:g}, icoeff={self.icoeff:g}, dcoeff={self.dcoeff:g})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
     if not isinstance(condition, Tensor):
         return yes if condition else no
     if not isinstance(yes, Tensor) and not isinstance(no, Tensor):
-        yes = torch.tensor(yes, dtype=torch.float64)  # two numbers would become float32
+        yes = _constant(yes)  # two numbers would become float32
     return torch.where(condition, yes, no)
 
 
@@ -48,5 +49,15 @@ def maximum(a: Any, b: Any) -> Any:
     return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp(min=b)
 
 
+def number_or(least: float, x: Any) -> Any:
+    """The larger of the two; the first if the second is not a number."""
+    return torch.fmax(x, _constant(least)) if isinstance(x, Tensor) else max(least, x)
+
+
 def isfinite(x: Any) -> Any:
-    return torch.isfinite(x) if isinstance(x, Tensor) else math.isfinite(x)
+    return x.abs() < math.inf if isinstance(x, Tensor) else math.isfinite(x)  # torch.isfinite is four operations
+
+
+@lru_cache(maxsize=16)
+def _constant(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)

@@ -31,14 +31,6 @@ class Rows(NamedTuple):
     at_end: Tensor | None  # which are the end of a step, if any is
 
 
-class Passage(NamedTuple):
-    """A step and the outputs that it passes: numbers low … high − 1 of each lane."""
-
-    plan: LanePlan
-    low: Tensor
-    high: Tensor
-
-
 class LaneOutputs:
     """The solution at given times, one row of `times` per lane; with `last`, at the last of them only."""
 
@@ -57,6 +49,8 @@ class LaneOutputs:
         self._first = torch.zeros(self._lanes, dtype=torch.int64)
         self._cursor = torch.where(trivial, self._times.shape[1], begun.to(torch.int64))
         self._next = self._following(self._cursor)
+        #: Whether a lane that does not move may seem to pass an output.
+        self._repeated = self.inside and bool((self._times[:, 0] == self._times[:, 1]).any())
         self._begun = self._places(self._first, self._cursor)
         self._order = [(self._begun[1], self._begun[2])]
         self._rows: dict[int, Rows] = {}  # of each step that passes any, by its first row
@@ -87,40 +81,42 @@ class LaneOutputs:
         offsets = counts.cumsum(0) - counts - low.flatten()
         return cells, cells % self._lanes, torch.arange(len(cells)) - offsets[cells]
 
-    def passage(self, plan: LanePlan) -> Passage | None:
-        """Which outputs a step passes; `None` if it passes none."""
+    def passes(self, plan: LanePlan) -> bool:
+        """Whether a step passes an output of any lane."""
         s1 = plan.t1 if self._sign > 0 else -plan.t1
-        passes = (s1 >= self._next) & plan.moved
-        if not bool(passes.any()):
-            return None
-        if self._shared is not None:
-            high = torch.searchsorted(self._shared, s1, right=True)
-        else:
-            high = torch.searchsorted(self._sorted, s1.unsqueeze(1), right=True).squeeze(1)
-        low, self._cursor = self._cursor, torch.where(passes, high, self._cursor)
-        self._next = self._following(self._cursor)
-        return Passage(plan, low, self._cursor)
+        return bool(((s1 >= self._next) & plan.moved).any())
 
-    def claim(self, passages: list[Passage], first: int) -> tuple[Rows, list[int]]:
+    def claim(self, plans: list[LanePlan], first: int) -> tuple[Rows, list[int]]:
         """The rows of several steps, from number `first` on, and how many there are in each step."""
-        plans, lows, highs = zip(*passages, strict=True)
-        low, high = torch.stack(lows), torch.stack(highs)
-        cells, lanes, index = self._places(low, high)
+        t0, t1, dt = (torch.stack([getattr(plan, name) for plan in plans]) for name in ("t0", "t1", "dt"))
+        high = self._searched(t1 if self._sign > 0 else -t1)
+        if self._repeated:
+            moved = torch.stack([plan.moved for plan in plans])
+            high = torch.where(moved, high, self._first)
+        high = torch.cummax(torch.cat([self._cursor.unsqueeze(0), high]), 0).values
+        self._cursor = high[-1]
+        self._next = self._following(self._cursor)
+        cells, lanes, index = self._places(high[:-1], high[1:])
         times = self._times[0][index] if self._shared is not None else self._times[lanes, index]
-        t0, t1, dt = (torch.cat([getattr(plan, name) for plan in plans])[cells] for name in ("t0", "t1", "dt"))
-        at_end = times == t1
+        at_end = times == t1.flatten()[cells]
         ends = at_end if bool(at_end.any()) else None
-        rows = Rows(cells, lanes, index, (times - t0) / dt, ends)
-        counts = (high - low).sum(1).tolist()
+        rows = Rows(cells, lanes, index, (times - t0.flatten()[cells]) / dt.flatten()[cells], ends)
+        counts = (high[1:] - high[:-1]).sum(1).tolist()
         self._order.append((lanes, index))
         begin = 0
         for count in counts:
             end = begin + count
-            # As rows of one step, for a backward pass.
-            parts = [None if part is None else part[begin:end] for part in rows]
-            self._rows[first + begin] = Rows(parts[1], *parts[1:])  # type: ignore[arg-type]
+            if count:  # as rows of one step, for a backward pass
+                parts = [None if part is None else part[begin:end] for part in rows]
+                self._rows[first + begin] = Rows(parts[1], *parts[1:])  # type: ignore[arg-type]
             begin = end
         return rows, counts
+
+    def _searched(self, s: Tensor) -> Tensor:
+        """How many outputs of each lane are at most at these times, of shape (steps, B)."""
+        if self._shared is not None:
+            return torch.searchsorted(self._shared, s, right=True)
+        return torch.searchsorted(self._sorted, s.T.contiguous(), right=True).T
 
     def rows(self, low: int) -> Rows | None:
         """The rows from number `low` on that one step has passed, if it has passed any."""
@@ -138,13 +134,14 @@ class LaneOutputs:
             x = (ahead - start[lanes] + shifts.rows(rows)) / length[lanes]
             # A time that is differentiated may be at the end by chance only, unless it is the last one.
             at_end = plan.final[rows.lanes] & (rows.index == self._times.shape[1] - 1)
-        polynomial = self.polynomial(step) if self.inside else None
+        polynomial = self.polynomial(step.solver, [step.interpolated()]) if self.inside else None
         return values(y0, step.y1, length, polynomial, rows._replace(x=x, at_end=at_end))
 
-    def polynomial(self, step: Any) -> Tensor:
-        """(p(x) − y0)/dt of a step by its powers of x, the first one first."""
-        slopes = torch.stack(step.interpolated())
-        matrix = self._weights(step.solver, slopes)
+    def polynomial(self, solver: Solver, steps: list[list[Tensor]]) -> Tensor:
+        """(p(x) − y0)/dt by its powers of x, the first one first, from the slopes of several steps."""
+        slopes = torch.stack([k for step in zip(*steps, strict=True) for k in step])
+        slopes = slopes.reshape(len(steps[0]), -1, *slopes.shape[2:])  # an axis of slopes, then one of cells
+        matrix = self._weights(solver, slopes)
         return (matrix @ slopes.reshape(len(slopes), -1)).reshape(-1, *slopes.shape[1:])
 
     def _weights(self, solver: Solver, like: Tensor) -> Tensor:
@@ -207,20 +204,21 @@ def values(y0: Tensor, y1: Tensor, dt: Tensor, polynomial: Tensor | None, rows: 
     device, dtype = y0.device, real_dtype(y0)
     cells = rows.cells.to(device)
     if polynomial is None:
-        return y1[cells]
+        return y1.index_select(0, cells)
 
     def column(x: Tensor) -> Tensor:
         return x.to(device, dtype).reshape(-1, *(1,) * (y0.ndim - 1))
 
     x = column(rows.x)
-    powers = polynomial.transpose(0, 1)[cells].unbind(1)
+    powers = polynomial.transpose(0, 1).contiguous().index_select(0, cells).unbind(1)
     total = powers[-1]
     for power in powers[-2::-1]:
         total = power + x * total
-    inside = y0[cells] + column(dt[cells if dt.device == device else rows.cells]) * (x * total)
+    lengths = dt[cells if dt.device == device else rows.cells]
+    inside = y0.index_select(0, cells) + column(lengths) * (x * total)
     if rows.at_end is None:
         return inside
-    return torch.where(mask(rows.at_end, inside), y1[cells], inside)
+    return torch.where(mask(rows.at_end, inside), y1.index_select(0, cells), inside)
 
 
 def added_to(y: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
@@ -231,31 +229,32 @@ def added_to(y: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
 class LaneSampler(Observer):
     """Collects the rows, and which of them lie in which step; as [`Sampler`][seminode._stepping.observers.Sampler]."""
 
-    def __init__(self, outputs: LaneOutputs, y0: Tensor, shifts: Any = None):
-        self._outputs, self._shifts = outputs, shifts
+    def __init__(self, outputs: LaneOutputs, y0: Tensor, solver: Solver, shifts: Any = None):
+        self._outputs, self._solver, self._shifts = outputs, solver, shifts
         self._pieces = [outputs.start(y0)]
         self.count = outputs.begun
-        size = y0.numel() * y0.element_size() * 8
+        # Where the slope at the end of a step is known in any case, it costs nothing to keep the step.
+        self._known = solver.error_needs_end_slope or len(solver.interpolant) <= solver.stages or not outputs.inside
+        size = y0.numel() * y0.element_size() * (len(solver.interpolant) + 2)
         self._patience = max(1, min(STEPS, BYTES // max(size, 1)))
-        self._waiting: list[tuple[Passage, Tensor, Tensor, Tensor | None]] = []
-        self._passing: list[int] = []  # how many steps have passed before each of those
+        self._waiting: list[tuple[LanePlan, Tensor, Tensor, list[Tensor]]] = []
+        self._numbers: list[int] = []  # of those steps
         self.ranges: list[tuple[int, int]] = []
 
     def accepted(self, step: Any, ratio: Any) -> None:
-        outputs = self._outputs
-        passage = outputs.passage(step.plan)
+        outputs, plan = self._outputs, step.plan
         self.ranges.append((self.count, self.count))
-        if passage is None:
+        if not (self._known and self._patience > 1 and self._shifts is None) and not outputs.passes(plan):
             return
         if self._shifts is not None:
-            _, (count,) = outputs.claim([passage], self.count)
+            _, (count,) = outputs.claim([plan], self.count)
             self._pieces.append(outputs.of(step, self.count, self.count + count, self._shifts))
             self._close(len(self.ranges) - 1, count)
             return
-        polynomial = outputs.polynomial(step) if outputs.inside else None
-        self._waiting.append((passage, step.y0, step.y1, polynomial))
-        self._passing.append(len(self.ranges) - 1)
-        if len(self._waiting) >= self._patience:
+        self._waiting.append((plan, step.y0, step.y1, step.interpolated() if outputs.inside else []))
+        self._numbers.append(len(self.ranges) - 1)
+        # A step that may evaluate its end slope must know whether it passes an output, and so must the one before it.
+        if len(self._waiting) >= self._patience or not self._known:
             self._flush()
 
     def _close(self, step: int, count: int) -> None:
@@ -265,19 +264,20 @@ class LaneSampler(Observer):
     def _flush(self) -> None:
         if not self._waiting:
             return
-        passages, starts, ends, polynomials = zip(*self._waiting, strict=True)
-        rows, counts = self._outputs.claim(list(passages), self.count)
-        dt = torch.cat([passage.plan.dt for passage in passages])
-        polynomial = None if polynomials[0] is None else _joined(polynomials, 1)
-        self._pieces.append(values(_joined(starts), _joined(ends), dt, polynomial, rows))
-        for step, count in zip(self._passing, counts, strict=True):
+        plans, starts, ends, slopes = zip(*self._waiting, strict=True)
+        rows, counts = self._outputs.claim(list(plans), self.count)
+        if len(rows.cells):
+            polynomial = self._outputs.polynomial(self._solver, list(slopes)) if self._outputs.inside else None
+            dt = _joined([plan.dt for plan in plans])
+            self._pieces.append(values(_joined(starts), _joined(ends), dt, polynomial, rows))
+        for step, count in zip(self._numbers, counts, strict=True):
             self._close(step, count)
-        self._waiting, self._passing = [], []
+        self._waiting, self._numbers = [], []
 
     def stacked(self, like: Tensor) -> Tensor:
         self._flush()
         return torch.cat(self._pieces)
 
 
-def _joined(tensors: Any, axis: int = 0) -> Tensor:
-    return torch.cat(tensors, axis) if len(tensors) > 1 else tensors[0]
+def _joined(tensors: Any) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]

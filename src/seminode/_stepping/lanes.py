@@ -20,6 +20,8 @@ from .elementwise import select
 
 #: What fails a lane. The order is that of severity, for the error that names all of them.
 ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached)
+#: How many steps are counted at once.
+COUNTED = 256
 #: Up to how many entries a sample is small.
 SMALL = 32
 #: How many samples an error message names.
@@ -41,6 +43,7 @@ class LanePlan:
     """
 
     __slots__ = (
+        "ahead",
         "crosses_jump",
         "dt",
         "failing",
@@ -57,9 +60,19 @@ class LanePlan:
         "unanimous",
     )
 
-    def __init__(self, t0: Tensor, t1: Tensor, proposal: Tensor, lands: Tensor, final: Tensor, running: Tensor):
+    def __init__(
+        self,
+        t0: Tensor,
+        t1: Tensor,
+        proposal: Tensor,
+        ahead: Tensor,
+        lands: Tensor,
+        final: Tensor,
+        running: Tensor,
+    ):
         self.t0, self.t1, self.dt = t0, t1, t1 - t0
-        self.proposal, self.lands, self.final = proposal, lands, final
+        self.proposal, self.ahead = proposal, ahead  # with and without what rounding has kept from the clock so far
+        self.lands, self.final = lands, final
         self.floating: Tensor | None = None  # all of them
         self.lowest: Tensor | None = None
         self.highest: Tensor | None = None
@@ -106,8 +119,8 @@ class LanePlan:
         self.moved, self.unanimous = accept, unanimous
         if unanimous:
             return
-        self.dt = torch.where(accept, self.dt, 0.0)
         self.t1 = torch.where(accept, self.t1, self.t0)
+        self.dt = self.t1 - self.t0
         self.final = self.final & accept
 
     def fail(self, failing: Tensor, rest: Rest) -> None:
@@ -173,6 +186,7 @@ class LaneSchedule:
         self._rounds = 0
         self.accepted = torch.zeros_like(start, dtype=torch.int64)
         self.attempted = torch.zeros_like(self.accepted)
+        self._counts: list[tuple[Tensor, Tensor]] = []  # which lanes ran and which were accepted, not yet counted
         self.failures: dict[int, tuple[int, float]] = {}  # by sample: which of `ERRORS`, and when
 
     @property
@@ -229,7 +243,8 @@ class LaneSchedule:
     def plan(self, proposal: Tensor | float) -> LanePlan:
         """Steps of the proposed lengths from where the lanes are, landing on the next place if they would reach it."""
         s, marks = self._s, self._marks
-        s1 = s + (proposal + self._carry)
+        ahead = proposal + self._carry
+        s1 = s + ahead
         if marks is None:
             lands = s1 >= self._last
             s1 = torch.where(lands, self._end, s1)
@@ -240,7 +255,7 @@ class LaneSchedule:
             s1 = torch.where(lands, place, s1)
             final = lands & at_end & self._running
         t0, t1 = (s, s1) if self._sign > 0 else (-s, -s1)
-        plan = LanePlan(t0, t1, proposal, lands, final, self._running)  # type: ignore[arg-type]
+        plan = LanePlan(t0, t1, proposal, ahead, lands, final, self._running)  # type: ignore[arg-type]
         if marks is not None:
             plan.floating = marks.floating
             self._guard(plan, marks)
@@ -268,8 +283,7 @@ class LaneSchedule:
     def judge(self, plan: LanePlan, ratio: Tensor) -> bool:
         """Accept or reject the step of every running lane. Whether any lane has moved or failed."""
         running = self._running
-        taken = torch.where(plan.lands, plan.dt.abs(), plan.proposal)
-        verdict = self._judge(taken, plan.proposal, ratio, self._order, self._history)
+        verdict = self._judge(self._taken(plan), plan.proposal, ratio, self._order, self._history)
         self._ratio = ratio
         accept = running & verdict.accept
         if plan.failing is not None:
@@ -279,8 +293,10 @@ class LaneSchedule:
             if bool(broken.any()):
                 accept = accept & ~broken
                 self.fail(broken, 0, plan.t1)
-        self.attempted += running
         unanimous = self._failing is None and torch.equal(accept, running)
+        self._counts.append((running, accept))
+        if len(self._counts) >= COUNTED:
+            self._count()
         moved = unanimous or self._failing is not None or plan.failing is not None or bool(accept.any())
         self._history = verdict.history
         if moved:
@@ -288,8 +304,18 @@ class LaneSchedule:
         self._proposal = select(self._running, verdict.proposal, self._idle)
         return moved
 
+    def _taken(self, plan: LanePlan) -> Tensor:
+        """The lengths of the steps: those proposed, where no running lane lands."""
+        lands = plan.final if self._marks is None else plan.lands & self._running
+        return torch.where(plan.lands, plan.dt.abs(), plan.proposal) if bool(lands.any()) else plan.proposal
+
+    def _count(self) -> None:
+        running, accepted = (torch.stack(masks).sum(0) for masks in zip(*self._counts, strict=True))
+        self.attempted, self.accepted = self.attempted + running, self.accepted + accepted
+        self._counts.clear()
+
     def _advance(self, plan: LanePlan, accept: Tensor, unanimous: bool) -> None:
-        carry = plan.proposal + self._carry - plan.dt.abs()
+        carry = plan.ahead - plan.dt if self._sign > 0 else plan.ahead + plan.dt
         carry = torch.where(plan.lands, self._zero, carry)
         plan.settle(accept, unanimous)
         if self._failing is not None:
@@ -298,7 +324,6 @@ class LaneSchedule:
             self._failing = None
         self._s = plan.t1 if self._sign > 0 else -plan.t1
         self._carry = carry if unanimous else torch.where(accept, carry, self._carry)
-        self.accepted += accept
         if self._marks is not None:
             reached = self._marks.pass_on(accept, accept & plan.lands, self._end)
             if self.controller.adaptive:  # the trend of the error ends at a jump
@@ -325,6 +350,7 @@ class LaneSchedule:
 
     def per_sample(self) -> PerSample:
         """What each lane did, and how it ended."""
+        self._count()
         statuses = list(Status)
         codes = torch.zeros_like(self.accepted)
         for i, (error, _) in self.failures.items():

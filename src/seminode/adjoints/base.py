@@ -159,7 +159,7 @@ class ForwardPass:
         problem = self.problem
         outputs, begun = self.outputs, self.begun = outputs_of(problem)
         if isinstance(outputs, LaneOutputs):
-            sampler = LaneSampler(outputs, y0, shifts)
+            sampler = LaneSampler(outputs, y0, problem.solver, shifts)
         else:
             sampler = Sampler(outputs, [y0] * begun, shifts)
         dense = PolynomialTape() if problem.dense else None
