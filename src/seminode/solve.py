@@ -157,22 +157,12 @@ def solve(
         checks.check_field(field)
         flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
         checks.check_flags(**flags, batched=batched)
-        layout = checks.check_state(y0)
-        layout = batch_checks.check_batch(y0, layout) if batched else layout
+        layout = batch_checks.check_batch(y0) if batched else checks.check_state(y0)
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
         flat = layout.pack(y0).to(dtype)
-        own_ts, lanes = _without_inference(ts), None
-        if batched:
-            tensor_ts, times, lanes = batch_checks.check_lane_times(own_ts, flat)
-        else:
-            tensor_ts, times = checks.check_times(own_ts, flat)
-        chosen_solver = checks.check_solver(solver)
-        chosen_adjoint = _check_adjoint(adjoint)
-        if batched:
-            batch_checks.check_batchable(
-                chosen_solver, chosen_adjoint, norm, save, dense=dense, record=record, transformed=transforms_active()
-            )
+        tensor_ts, times, lanes = _check_times(_without_inference(ts), flat, batched)
+        chosen_solver, chosen_adjoint = checks.check_solver(solver), _check_adjoint(adjoint)
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save)
         problem = Problem(
@@ -191,16 +181,27 @@ def solve(
             lanes=lanes,
             **flags,
         )
+        batch_checks.check_batchable(problem, chosen_adjoint, norm, transforms_active())
         run = chosen_adjoint.run
         if isinstance(norm, str) and norm == "auto":
             run = functools.partial(ignoring_integrals, run=run)
         return _solution(problem, _explained(run, problem), leaf.dtype, function)
 
 
+def _check_times(ts: Any, like: Tensor, batched: bool) -> tuple[Tensor, tuple[float, ...], Tensor | None]:
+    """ts as a tensor, on the host and, of a batched solve, those of every sample."""
+    return batch_checks.check_lane_times(ts, like) if batched else (*checks.check_times(ts, like), None)
+
+
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
-    """Run a problem; an error that comes from the signature of the field says so."""
+    """Run a problem; an error that comes from the signature of the field, or from the shape of t, says so."""
     try:
         return run(problem)
+    except (RuntimeError, ValueError) as error:
+        explanation = None if problem.lanes is None else batch_checks.explain_shape(error, len(problem.lanes))
+        if explanation is None:
+            raise
+        raise ValueError(explanation) from error
     except TypeError as error:
         explanation = checks.explain_call(problem.field.func, problem.field.args)
         if explanation is None:

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solvers.base import Solver
-from .checks import check_times
+from .._stepping.problem import Problem
+from ..errors import SolveError
+from .checks import check_state, check_times
 from .pytree import Layout, flatten
 
 
-def check_batch(y0: Any, layout: Layout) -> Layout:
+def check_batch(y0: Any) -> Layout:
     """The layout of y0 with the batch axis kept; all leaves must have the same one."""
+    layout = check_state(y0)
     sizes: dict[str, int] = {}
     for name, leaf in flatten(y0, "y0")[0]:
         if leaf.ndim == 0:
@@ -84,10 +86,11 @@ def _check_order(times: Tensor) -> None:
         )
 
 
-def check_batchable(
-    solver: Solver, adjoint: Any, norm: Any, save: Any, *, dense: bool, record: bool, transformed: bool
-) -> None:
+def check_batchable(problem: Problem, adjoint: Any, norm: Any, transformed: bool) -> None:
     """Refuse what has no meaning, or no implementation, if every sample has its own steps."""
+    if problem.lanes is None:
+        return
+    solver = problem.solver
     if transformed:
         raise ValueError(
             "batched: cannot be used inside a torch.func transform, since every sample's steps depend on values"
@@ -107,14 +110,46 @@ def check_batchable(
             "norm: 'auto' looks for integrals in the state as a whole; with batched=True declare them by "
             "sn.norms.Without(...)"
         )
-    if save == "steps":
+    if problem.save == "steps":
         raise ValueError(
             "save: 'steps' has no common shape, since samples take different numbers of steps; with batched=True pass "
             "output times in ts"
         )
     for name, flag, remedy in (
-        ("dense", dense, "pass output times in ts, which may differ between samples"),
-        ("record", record, "look at sol.stats.per_sample, or solve one sample alone"),
+        ("dense", problem.dense, "pass output times in ts, which may differ between samples"),
+        ("record", problem.record, "look at sol.stats.per_sample, or solve one sample alone"),
     ):
         if flag:
             raise ValueError(f"{name}: is not available with batched=True, since samples have different steps; {remedy}")
+
+
+#: What torch says where a field takes t for a number.
+SHAPE_ERRORS = ("more than one value", "must match the size", "expected shape", "only one element", "not broadcastable")
+
+
+def explain_shape(error: Exception, count: int) -> str | None:
+    """Why a field may fail in a batched solve: its t is not a number."""
+    if isinstance(error, SolveError) or not any(text in str(error) for text in SHAPE_ERRORS):
+        return None
+    return (
+        f"field: failed with batched=True, where t has shape ({count},), one time for each sample: {error}. Write "
+        "t[:, None] where it meets a state of shape (B, d), and torch.where(t < 1, a, b) in the place of an if"
+    )
+
+
+def check_separable(k: Tensor, again: Tensor, changed: int) -> None:
+    """Refuse a field in which one sample changes the derivative of others.
+
+    `again` is the field where the time and the state of sample `changed` are others than those of `k`.
+    """
+    rows, others = k.reshape(len(k), -1), again.reshape(len(again), -1)
+    # Rounding aside; samples that are not finite are reported elsewhere.
+    moved = ((rows - others).abs() > 1e-5 * (rows.abs() + rows.abs().nan_to_num(0.0, 0.0).amax())).any(1)
+    moved[changed] = False
+    if bool(moved.any()):
+        i = int(moved.nonzero()[0])
+        raise ValueError(
+            f"field: the derivative of sample {i} depends on the time or the state of sample {changed}; with "
+            f"batched=True samples must not depend on each other. t has shape ({len(k)},): write t[:, None] where it "
+            "meets a state of shape (B, d). Batch normalisation in training mode couples samples, too"
+        )

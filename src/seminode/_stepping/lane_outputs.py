@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._field.pytree import real_dtype
 from ..solvers.base import Solver
-from .lanes import LanePlan, mask
+from .lanes import SMALL, LanePlan, mask
 from .observers import Observer
 
 #: How many steps wait for their outputs at most, and how many bytes they may hold meanwhile.
@@ -53,7 +53,7 @@ class LaneOutputs:
         self._repeated = self.inside and bool((self._times[:, 0] == self._times[:, 1]).any())
         self._begun = self._places(self._first, self._cursor)
         self._order = [(self._begun[1], self._begun[2])]
-        self._rows: dict[int, Rows] = {}  # of each step that passes any, by its first row
+        self._rows: dict[int, tuple[Rows, slice]] = {}  # of each step that passes any, by its first row
         self._matrix: tuple[Any, Tensor] | None = None
 
     @property
@@ -106,9 +106,8 @@ class LaneOutputs:
         begin = 0
         for count in counts:
             end = begin + count
-            if count:  # as rows of one step, for a backward pass
-                parts = [None if part is None else part[begin:end] for part in rows]
-                self._rows[first + begin] = Rows(parts[1], *parts[1:])  # type: ignore[arg-type]
+            if count:
+                self._rows[first + begin] = rows, slice(begin, end)
             begin = end
         return rows, counts
 
@@ -120,11 +119,17 @@ class LaneOutputs:
 
     def rows(self, low: int) -> Rows | None:
         """The rows from number `low` on that one step has passed, if it has passed any."""
-        return self._rows.get(low)
+        if low not in self._rows:
+            return None
+        rows, part = self._rows[low]
+        lanes = rows.lanes[part]
+        ends = None if rows.at_end is None else rows.at_end[part]
+        return Rows(lanes, lanes, rows.index[part], rows.x[part], ends)
 
     def of(self, step: Any, low: int, high: int, shifts: Any) -> Tensor:
         """Rows low … high − 1, which lie in this step."""
-        rows, plan, y0 = self._rows[low], step.plan, step.y0
+        rows, plan, y0 = self.rows(low), step.plan, step.y0
+        assert rows is not None
         length, x, at_end = plan.dt, rows.x, rows.at_end
         if shifts is not None:
             start, end = shifts.of(plan)
@@ -153,9 +158,10 @@ class LaneOutputs:
         self, cotangents: Tensor, plan: LanePlan, low: int, solver: Solver, y: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Cotangents of the end of a step, of its start and of its slopes, from those of the rows in it."""
-        rows = self._rows[low]
+        rows = self.rows(low)
+        assert rows is not None
         lanes, x, end = rows.lanes, rows.x, None
-        if rows.at_end is not None:
+        if rows.at_end is not None and bool(rows.at_end.any()):
             ends, inner = rows.at_end.to(y.device), ~rows.at_end
             end = added_to(y, lanes[rows.at_end], cotangents[ends])
             lanes, x, cotangents = lanes[inner], x[inner], cotangents[~ends]
@@ -206,14 +212,17 @@ def values(y0: Tensor, y1: Tensor, dt: Tensor, polynomial: Tensor | None, rows: 
     if polynomial is None:
         return y1.index_select(0, cells)
 
-    def column(x: Tensor) -> Tensor:
-        return x.to(device, dtype).reshape(-1, *(1,) * (y0.ndim - 1))
+    powers = polynomial.index_select(1, cells)
 
+    def column(x: Tensor) -> Tensor:
+        x = x.to(device, dtype).reshape(-1, *(1,) * (y0.ndim - 1))
+        return x.expand(powers.shape[1:]).contiguous() if small else x
+
+    small = y0.numel() <= SMALL * len(y0)  # then kernels that need not broadcast are faster
     x = column(rows.x)
-    powers = polynomial.transpose(0, 1).contiguous().index_select(0, cells).unbind(1)
     total = powers[-1]
-    for power in powers[-2::-1]:
-        total = power + x * total
+    for power in powers[:-1].flip(0):
+        total = power + x * total if y0.is_complex() else torch.addcmul(power, x, total)
     lengths = dt[cells if dt.device == device else rows.cells]
     inside = y0.index_select(0, cells) + column(lengths) * (x * total)
     if rows.at_end is None:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._field.batch_checks import check_separable
 from .._field.pytree import real_dtype
 from ..norms import ErrorNorm
 from ..solvers.base import Memory, Solver
+from .engine import Engine
 from .lane_outputs import Rows
 from .lanes import LanePlan, LaneSchedule, Rest, mask
 from .step import Step
@@ -115,6 +117,23 @@ def begin_lanes(schedule: LaneSchedule, y0: Tensor, k1: Tensor) -> None:
         rest = torch.where(mask(healthy, rest), rest, rest[stand_in : stand_in + 1])
     schedule.rest = Rest(rest, schedule.start)
     schedule.fail(~healthy & schedule.running, 0)
+
+
+def check_independent(engine: Engine, schedule: LaneSchedule, y0: Tensor, k1: Tensor) -> None:
+    """Change the time and the state of one lane: the slopes of the others must stay as they are."""
+    if len(y0) < 2 or not bool(schedule.running.any()):
+        return
+    changed = int(schedule.running.nonzero()[0])
+    plan = schedule.plan(torch.full_like(schedule.start, torch.inf))
+    t, y = plan.stage_time(0.0).clone(), y0.detach().clone()
+    t[changed] += 1e-2 * plan.dt[changed]
+    y[changed] = 1.01 * y[changed] + 0.01
+    counter = engine.counter
+    count = counter.nfe
+    again = engine.evaluate(t, y).detach()  # type: ignore[arg-type]
+    counter.checks += counter.nfe - count
+    counter.nfe = count
+    check_separable(k1.detach(), again, changed)
 
 
 def check_ends(schedule: LaneSchedule, y: Tensor) -> None:

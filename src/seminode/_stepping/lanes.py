@@ -8,6 +8,7 @@ in `schedule`.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -102,6 +103,11 @@ class LanePlan:
             t = torch.minimum(torch.maximum(t, self.lowest), self.highest)
         return t
 
+    def clock(self) -> Tensor:
+        """Step sizes, both ends and the bounds of times, for a compiled program."""
+        lowest, highest = _unbounded(len(self.dt)) if self.lowest is None else (self.lowest, self.highest)
+        return torch.stack([self.dt, self.t0, self.t1, lowest, highest])  # type: ignore[list-item]
+
     def length(self, like: Tensor) -> Tensor:
         """The step sizes as a tensor that broadcasts against the state."""
         dt = column(self.dt, like)
@@ -131,6 +137,12 @@ class LanePlan:
         self.t1 = torch.where(failing, rest.times, self.t1)
         self.dt = torch.where(failing, 0.0, self.dt)
         self.final = self.final & ~failing
+
+
+@lru_cache(maxsize=4)
+def _unbounded(lanes: int) -> tuple[Tensor, Tensor]:
+    highest = torch.full((lanes,), torch.inf, dtype=torch.float64)
+    return -highest, highest
 
 
 def column(x: Tensor, like: Tensor) -> Tensor:
@@ -310,6 +322,8 @@ class LaneSchedule:
         return torch.where(plan.lands, plan.dt.abs(), plan.proposal) if bool(lands.any()) else plan.proposal
 
     def _count(self) -> None:
+        if not self._counts:
+            return
         running, accepted = (torch.stack(masks).sum(0) for masks in zip(*self._counts, strict=True))
         self.attempted, self.accepted = self.attempted + running, self.accepted + accepted
         self._counts.clear()

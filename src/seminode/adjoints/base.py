@@ -19,7 +19,7 @@ from .._field.pytree import is_finite, real_dtype
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, eager_engine
 from .._stepping.lane_outputs import LaneOutputs, LaneSampler
-from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends
+from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends, check_independent
 from .._stepping.lanes import LaneSchedule, mean_interval
 from .._stepping.loop import check_start, integrate, select_first_step
 from .._stepping.observers import (
@@ -130,7 +130,7 @@ class ForwardPass:
         problem = self.problem
         if not problem.compile or problem.trivial:
             return None
-        return captured(problem, self.start_plan().stage_time(0.0), self.determinism)
+        return captured(problem, self.start_plan.stage_time(0.0), self.determinism)
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
         """What takes the steps: compiled where that was asked for and is possible."""
@@ -142,7 +142,7 @@ class ForwardPass:
 
     def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
         """The first evaluation of the solve."""
-        plan, memory = self.start_plan(), engine.solver.start(y0)
+        plan, memory = self.start_plan, engine.solver.start(y0)
         if self.capture is not None:  # a field that could be compiled draws no random numbers and changes no buffers
             return engine.start_slope(plan, y0, memory)
         return self.determinism.first(lambda: engine.start_slope(plan, y0, memory))
@@ -242,6 +242,7 @@ class ForwardPass:
     ) -> None:
         problem, solver = self.problem, self.problem.solver
         begin_lanes(schedule, y0, k1)
+        check_independent(engine, schedule, y0, k1)
         if schedule.unset:
             assert problem.error is not None
             select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
@@ -266,9 +267,10 @@ class ForwardPass:
             return LaneSchedule(problem.controller, order, problem.lanes, problem.jumps, dtype, problem.max_steps)
         return Schedule(problem.controller, order, problem.times, problem.jumps, real_dtype(problem.y0))
 
+    @cached_property
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""
-        return self._schedule().plan(1.0)
+        return self._schedule().plan(1.0)  # type: ignore[return-value]
 
     @property
     def output_times(self) -> list[float]:

@@ -27,8 +27,8 @@ class StepNodes:
     """At which nodes of a step a program evaluates the field, in which order; recorded while it is traced.
 
     The clock is one tensor: dt, then the time at each node. On the host it is made from a plan, so that times are
-    exactly those of an eager step: on the right side of a jump, and t1 itself at the end. With `lanes`, every entry is
-    a row with one number per sample.
+    exactly those of an eager step: on the right side of a jump, and t1 itself at the end. With `lanes`, it has five rows
+    with one number per sample: dt, t0, t1 and the bounds of times. The program computes the times at the nodes.
     """
 
     def __init__(self, solver: Solver, like: Tensor, lanes: int | None = None):
@@ -44,23 +44,28 @@ class StepNodes:
 
     def time(self, clock: Tensor, c: float) -> Tensor:
         self.evaluated.append(c)
-        return clock[1 + self.index(c)]
+        place = self.index(c)
+        if not self._lanes:
+            return clock[1 + place]
+        dt, t0, t1, lowest, highest = clock.unbind()
+        t = t1 if c == 1.0 else t0 if c == 0.0 else t0 + c * dt
+        return torch.minimum(torch.maximum(t, lowest), highest).to(self._dtype)
 
     def length(self, clock: Tensor) -> Tensor:
         """The step size, as it is multiplied with the state."""
-        return clock[0].reshape(self._column) if self._lanes else clock[0]
+        return clock[0].to(self._dtype).reshape(self._column) if self._lanes else clock[0]
 
     def times(self, plan: Plan) -> list[float]:
         return [plan.stage_time(c) for c in self._index]
 
     def example(self) -> Tensor:
-        return torch.zeros((self._size, *self._lanes), dtype=self._dtype, device=self._device)
+        if self._lanes:
+            return torch.zeros((5, *self._lanes), dtype=torch.float64, device=self._device)
+        return torch.zeros(self._size, dtype=self._dtype, device=self._device)
 
     def clock(self, plan: Plan) -> Tensor:
         if self._lanes:
-            rows: Any = [plan.dt, *self.times(plan)]
-            rows += [plan.t1] * (self._size - len(rows))
-            return torch.stack(rows).to(self._device, self._dtype)
+            return plan.clock().to(self._device)  # type: ignore[attr-defined]
         times = [plan.dt, *self.times(plan)]
         times += [plan.t1] * (self._size - len(times))
         if self._device.type == "cpu":  # the same in a third of the time
