@@ -1,6 +1,7 @@
 """Step-size control: whether to accept a step, how long the next one is, and how long the first one is.
 
-All numbers are Python floats (float64), for every dtype of the state.
+All numbers are Python floats (float64), for every dtype of the state. Of a batched solve, they are float64 tensors on
+the host with one number per sample; the functions of `_stepping.elementwise` work on both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict,
 
 from torch import Tensor
 
+from ._stepping.elementwise import choose, isfinite, maximum, minimum, number_or, select
 from ._untyped import numbers
 from .norms import ErrorNorm
 from .solution import Record
@@ -59,10 +61,13 @@ class Controller(ABC):
        is the norm of the error relative to the tolerance and `order` the order of the error estimate;
     4. `step_to`: times at which steps must end;
     5. `dt_min`, `dt_max`: bounds on the proposed step;
-    6. `land`: whether the last step ends on the last output time.
+    6. `land`: whether the last step ends on the last output time;
+    7. `elementwise = True`, in the class itself, if its `judge` also takes tensors with one entry per sample. Others
+       are called once for every sample of a batched solve.
     """
 
     adaptive: ClassVar[bool]
+    elementwise: ClassVar[bool] = False
     step_to: Sequence[float] = ()
     dt_min: float = 0.0
     dt_max: float = math.inf
@@ -112,6 +117,8 @@ class Adaptive(Controller):
     """
 
     adaptive: ClassVar[bool] = True
+    #: Whether `growth` reads the history.
+    looks_back: ClassVar[bool] = True
 
     safety: float = 0.9
     factor_min: float = 0.2
@@ -155,22 +162,56 @@ class Adaptive(Controller):
         return (None if self.dt0 is None else self._clip(self.dt0)), (1.0, 1.0)
 
     def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
+        if isinstance(ratio, Tensor):
+            return self._judge_each(dt, proposal, ratio, order, history)
         if not math.isfinite(ratio):  # rejected even with at_dt_min="accept"
             return Verdict(False, dt * self.factor_min, history)
-        forced = self.at_dt_min == "accept" and min(dt, proposal) <= self.dt_min
-        if ratio > 1.0 and not forced:
-            factor = max(self.factor_min, self.safety * ratio ** (-1.0 / order))
-            return Verdict(False, self._clip(dt * min(factor, 1.0)), history)
+        if ratio > 1.0 and not self._forced(dt, proposal):
+            return Verdict(False, self._clip(dt * self._shrunk(ratio, order)), history)
         if proposal > MAX_SHORTENING * dt:
             # The error of so short a step is mostly rounding and does not predict that of a full one.
             return Verdict(True, self._clip(proposal), history)
-        # A shortened step may grow back to its proposal at once, if its error allows.
-        limit = max(self.factor_max, proposal / dt)
-        factor = limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
-        return Verdict(True, self._clip(dt * factor), (ratio, *history[:-1]))
+        return Verdict(True, self._clip(dt * self._grown(dt, proposal, ratio, order, history)), (ratio, *history[:-1]))
 
-    def _clip(self, dt: float) -> float:
-        return min(max(dt, self.dt_min) if self.at_dt_min == "accept" else dt, self.dt_max)
+    def _judge_each(self, dt: Any, proposal: Any, ratio: Tensor, order: int, history: Any) -> Verdict:
+        """The same for tensors with one entry per sample."""
+        accept: Any = ratio <= 1.0
+        if self.at_dt_min == "accept":
+            accept = accept | (self._forced(dt, proposal) & isfinite(ratio))
+        predicts, length = accept, dt * self._grown(dt, proposal, ratio, order, history)
+        if dt is not proposal:  # some steps were shortened
+            predicts = accept & (proposal <= MAX_SHORTENING * dt)
+            length = select(predicts, length, proposal)
+        if bool(accept.all()):
+            length = self._clip(length)
+        else:
+            length = self._clip(select(accept, length, dt * self._shrunk(ratio, order)))
+            if self.at_dt_min == "accept":
+                length = select(isfinite(ratio), length, dt * self.factor_min)
+        if self.looks_back:
+            pairs = zip((ratio, *history), history, strict=False)
+            history = tuple(select(predicts, now, before) for now, before in pairs)
+        return Verdict(accept, length, history)
+
+    def _forced(self, dt: Any, proposal: Any) -> Any:
+        """Whether the step is too short to be rejected."""
+        return self.at_dt_min == "accept" and minimum(dt, proposal) <= self.dt_min
+
+    def _grown(self, dt: Any, proposal: Any, ratio: Any, order: int, history: Any) -> Any:
+        # A shortened step may grow back to its proposal at once, if its error allows.
+        limit = self.factor_max if dt is proposal else maximum(self.factor_max, proposal / dt)
+        if isinstance(ratio, Tensor):
+            return minimum(self.growth(ratio, order, history), limit)  # which is infinite for an error of zero
+        return limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
+
+    def _shrunk(self, ratio: Any, order: int) -> Any:
+        # In this order, so that NaN gives the smallest factor.
+        return minimum(number_or(self.factor_min, self.safety * ratio ** (-1.0 / order)), 1.0)
+
+    def _clip(self, dt: Any) -> Any:
+        if self.at_dt_min == "accept":
+            dt = maximum(dt, self.dt_min)
+        return minimum(dt, self.dt_max) if self.dt_max < math.inf else dt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +222,12 @@ class Integral(Adaptive):
     never shorter) and φ = `factor_min` otherwise. Kidger, Chen and Lyons (2021) and torchdiffeq use this controller.
     """
 
-    def growth(self, ratio: float, order: int, history: History) -> float:
-        floor = 1.0 if ratio < 1.0 else self.factor_min
-        return max(self.safety * ratio ** (-1.0 / order), floor)
+    elementwise: ClassVar[bool] = True
+    looks_back: ClassVar[bool] = False
+
+    def growth(self, ratio: Any, order: int, history: Any) -> Any:
+        floor = select(ratio < 1.0, 1.0, self.factor_min)
+        return maximum(self.safety * ratio ** (-1.0 / order), floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +248,8 @@ class PID(Adaptive):
     >>> PID.preset("PI42")
     PID(pcoeff=0.2, icoeff=0.4, dcoeff=0)
     """
+
+    elementwise: ClassVar[bool] = True
 
     pcoeff: float = 0.4
     icoeff: float = 0.3
@@ -235,13 +281,13 @@ class PID(Adaptive):
         p, i, d = cls.PRESETS[name]
         return cls(pcoeff=p, icoeff=i, dcoeff=d, **options)
 
-    def growth(self, ratio: float, order: int, history: History) -> float:
+    def growth(self, ratio: Any, order: int, history: Any) -> Any:
         p, i, d = self.pcoeff, self.icoeff, self.dcoeff
         betas = (p + i + d, -(p + 2 * d), d)
         # A step with almost no error does not show the trend: bound its ratio so that it does not dominate the product.
-        ratios = (max(r, 1e-8) for r in (ratio, *history))
+        ratios = (maximum(r, 1e-8) for r in (ratio, *history))
         factor = self.safety * math.prod(r ** (-b / order) for b, r in zip(betas, ratios, strict=True))
-        return max(factor, self.factor_min)
+        return select(ratio == 0.0, math.inf, maximum(factor, self.factor_min))
 
     def __repr__(self) -> str:
         return f"PID(pcoeff={self.pcoeff:g}, icoeff={self.icoeff:g}, dcoeff={self.dcoeff:g})"
@@ -260,6 +306,7 @@ class FixedStep(Controller):
     """
 
     adaptive: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
 
     dt: float
     step_to: Sequence[float] = ()
@@ -357,15 +404,15 @@ def first_step(
     """
     allowed = error.allowed(y0.abs())
     d0, d1 = error.measured(y0 / allowed), error.measured(f0 / allowed)
-    h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
-    if not 0.0 < h0 < math.inf:
-        h0 = 1e-6  # a norm has overflowed
+    h0 = choose((d0 < 1e-5) | (d1 < 1e-5), lambda: 1e-6, lambda: 0.01 * d0 / d1)
+    h0 = choose((h0 > 0.0) & (h0 < math.inf), lambda: h0, lambda: 1e-6)  # elsewhere a norm has overflowed
     h0, f1 = probe(h0)
     d2 = error.measured((f1 - f0) / allowed) / h0
-    if not math.isfinite(max(d1, d2)):
-        return h0  # the error test rejects the step if it is too long
-    if d1 <= 1e-15 and d2 <= 1e-15:
-        h1 = max(1e-6, 1e-3 * h0)
-    else:
-        h1 = (0.01 / max(d1, d2)) ** (1.0 / order)
-    return min(100.0 * h0, h1)
+    largest = maximum(d1, d2)
+
+    def refined() -> float:
+        h1 = choose(largest <= 1e-15, lambda: maximum(1e-6, 1e-3 * h0), lambda: (0.01 / largest) ** (1.0 / order))
+        return minimum(100.0 * h0, h1)
+
+    # Where a norm is infinite, the error test rejects the step if it is too long.
+    return choose(isfinite(largest), refined, lambda: h0)

@@ -20,6 +20,7 @@ class SolveError(RuntimeError):
         stats: the [`Stats`][seminode.Stats] up to that point.
         leaf: the name of the leaf of the state that caused the failure, if there is a single one.
         backward: whether the solve failed on the backward pass.
+        samples: the samples of a batched solve that failed.
     """
 
     #: The value of the corresponding `Status`.
@@ -34,6 +35,7 @@ class SolveError(RuntimeError):
         stats: Any = None,
         leaf: str | None = None,
         backward: bool = False,
+        samples: tuple[int, ...] = (),
     ):
         super().__init__(message)
         self.message = message
@@ -42,13 +44,14 @@ class SolveError(RuntimeError):
         self.stats = stats
         self.leaf = leaf
         self.backward = backward
+        self.samples = samples
 
     def __str__(self) -> str:
         return f"on the backward pass: {self.message}" if self.backward else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, so that the error can be sent between processes."""
-        details = {name: getattr(self, name) for name in ("t", "dt", "stats", "leaf", "backward")}
+        details = {name: getattr(self, name) for name in ("t", "dt", "stats", "leaf", "backward", "samples")}
         return partial(type(self), **details), (self.message,)
 
 

@@ -167,10 +167,41 @@ BACKWARD: dict[str, Norm] = {
 }
 
 
+class EachSample:
+    """A norm of every sample, for batched solves: from leaves with a batch axis in front to one number per sample.
+
+    >>> EachSample(rms)(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([3.5355, 0.0000])
+    """
+
+    def __init__(self, norm: Norm):
+        self.norm = norm
+
+    def __call__(self, y: Any) -> Tensor:
+        if self.norm is rms and isinstance(y, Tensor):
+            return _each_rms(y)
+        if self.norm in (mixed_per_tensor, mixed):
+            sizes = [_each_rms(leaf) for leaf in _leaves(y)]
+            return sizes[0] if len(sizes) == 1 else torch.stack(sizes).amax(0)
+        return torch.func.vmap(self.norm)(y)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EachSample) and self.norm == other.norm
+
+    def __hash__(self) -> int:
+        return hash((EachSample, self.norm))
+
+
+def _each_rms(y: Tensor) -> Tensor:
+    rows = y.reshape(len(y), -1)
+    return vector_norm(rows, dim=1) / math.sqrt(rows.shape[1])
+
+
 class ErrorNorm:
     """The norm of an error relative to the tolerances.
 
-    `rtol` and `atol` are numbers or flat tensors that broadcast against the state.
+    `rtol` and `atol` are numbers or flat tensors that broadcast against the state. Of a batched solve, whose layout has
+    a batch axis, the norm gives one number per sample, and so do the methods that return a number here.
     """
 
     def __init__(self, layout: Layout, norm: Norm, rtol: float | Tensor, atol: float | Tensor, like: Tensor):
@@ -214,9 +245,14 @@ class ErrorNorm:
         if self._root is not None:
             return vector_norm(ratio).item() / self._root
         size: Any = self.norm(self.layout.unpack(ratio))  # which a user may have written
-        if isinstance(size, Tensor) and size.numel() == 1 and not size.is_complex():
-            return size.item()
+        expected = 1 if self.layout.axis == 0 else len(ratio)
+        if isinstance(size, Tensor) and size.numel() == expected and not size.is_complex():
+            return self.read(size)
         returned: Any = type(size).__name__
         if isinstance(size, Tensor):
             returned = size.dtype if size.is_complex() else tuple(size.shape)
         raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {returned}")
+
+    def read(self, size: Tensor) -> Any:
+        """A norm as a Python float; one number per sample, as a tensor on the host."""
+        return size.item() if self.layout.axis == 0 else size.to("cpu", torch.float64)

@@ -87,8 +87,36 @@ class BackwardReport:
 
 
 @dataclass(frozen=True)
+class PerSample:
+    """What each sample of a batched solve did; tensors of shape (B,) on the host.
+
+    Attributes:
+        accepted, rejected: steps of the sample.
+        status: how it ended, as its number in `list(Status)`: 0 is success.
+    """
+
+    accepted: Tensor
+    rejected: Tensor
+    status: Tensor
+
+    @property
+    def failed(self) -> list[int]:
+        """The samples that did not reach the end of their intervals."""
+        return self.status.nonzero().flatten().tolist()
+
+    @property
+    def statuses(self) -> list[Status]:
+        """How each sample ended."""
+        kinds = list(Status)
+        return [kinds[code] for code in self.status.tolist()]
+
+
+@dataclass(frozen=True)
 class Stats:
     """What a solve cost, counted where it happened.
+
+    In a batched solve an evaluation is one of the whole batch. A step counts as accepted if any sample has taken it,
+    and as rejected if none has; `per_sample` has the steps of each sample.
 
     Attributes:
         nfe: evaluations of the field; an evaluation together with its VJP counts once.
@@ -100,6 +128,7 @@ class Stats:
         checks: evaluations that only look at the field, for `norm="auto"` and to make sure on a backward pass that the
             field has not changed since the solve; they are not in `nfe`.
         events: occurrences of events. Steps that were discarded in order to land on them are among the rejected ones.
+        per_sample: with `batched=True`, accepted and rejected steps and the status of every sample.
     """
 
     nfe: int = 0
@@ -112,6 +141,7 @@ class Stats:
     checks: int = 0
     events: int = 0
     report: BackwardReport = field(default_factory=BackwardReport, repr=False, compare=False)
+    per_sample: PerSample | None = field(default=None, repr=False, compare=False)
 
     @property
     def backward(self) -> Stats | None:

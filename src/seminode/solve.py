@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ._compile.torch_private import untraced
-from ._field import checks
+from ._compile.torch_private import transforms_active, untraced
+from ._field import batch_checks, checks
 from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
@@ -55,6 +55,7 @@ class SolveOptions(TypedDict, total=False):
     progress: bool
     max_steps: int
     compile: bool
+    batched: bool
 
 
 class AllOptions(SolveOptions, total=False):
@@ -113,6 +114,7 @@ def solve(
     throw: bool = True,
     max_steps: int = 100_000,
     compile: bool = False,
+    batched: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Solution[Any]:
     """Solve y′ = f(t, y), y(t₀) = y₀, and make the solution differentiable.
@@ -148,6 +150,9 @@ def solve(
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
             with a field takes seconds to compile it, later ones reuse the programs.
+        batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
+            [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
+            independently, and its t has shape (B,).
         observers: objects that are told about every step; see [`Observer`][seminode.extending.Observer].
 
     Example:
@@ -162,13 +167,13 @@ def solve(
         y0, args = _without_inference((y0, args))
         checks.check_field(field)
         flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
-        checks.check_flags(**flags)
-        layout = checks.check_state(y0)
+        checks.check_flags(**flags, batched=batched)
+        layout = batch_checks.check_batch(y0) if batched else checks.check_state(y0)
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
         flat = layout.pack(y0).to(dtype)
-        tensor_ts, times = checks.check_times(_without_inference(ts), flat)
-        chosen_solver = checks.check_solver(solver)
+        tensor_ts, times, lanes = _check_times(_without_inference(ts), flat, batched)
+        chosen_solver, chosen_adjoint = checks.check_solver(solver), _check_adjoint(adjoint)
         checks.refuse_control(chosen_solver, controller, norm)
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save, chosen_controller)
@@ -189,10 +194,17 @@ def solve(
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
             observers=tuple(observers),
+            lanes=lanes,
             **flags,
         )
-        run = _runner(problem, _check_adjoint(adjoint), norm)
+        batch_checks.check_batchable(problem, chosen_adjoint, norm, transforms_active())
+        run = _runner(problem, chosen_adjoint, norm)
         return _solution(problem, _explained(run, problem), leaf.dtype, function)
+
+
+def _check_times(ts: Any, like: Tensor, batched: bool) -> tuple[Tensor, tuple[float, ...], Tensor | None]:
+    """ts as a tensor, on the host and, of a batched solve, those of every sample."""
+    return batch_checks.check_lane_times(ts, like) if batched else (*checks.check_times(ts, like), None)
 
 
 def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem], ForwardResult]:
@@ -206,9 +218,14 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
 
 
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
-    """Run a problem; an error that comes from the signature of the field or of an event says so."""
+    """Run a problem; an error that comes from the signature of a function, or from the shape of t, says so."""
     try:
         return run(problem)
+    except (RuntimeError, ValueError) as error:
+        explanation = None if problem.lanes is None else batch_checks.explain_shape(error, len(problem.lanes))
+        if explanation is None:
+            raise
+        raise ValueError(explanation) from error
     except TypeError as error:
         called = [("field", problem.field.func)]
         for function in problem.events:
@@ -236,10 +253,12 @@ def _solution(
     problem: Problem, result: ForwardResult, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
 ) -> Solution[Any]:
     layout = problem.field.layout
-    ts = _output_times(problem, result)
-    ys = layout.unpack(result.ys.to(dtype), lead=1)
+    flat = result.ys if result.arrange is None else result.arrange(result.ys)
+    flat = flat.to(dtype)
+    ts = _output_times(problem, len(flat), result)
+    ys = layout.unpack(flat, lead=1)
     if function is not None:
-        ys = _apply(function, ts, result.ys.to(dtype), layout)
+        ys = _apply(function, _lane_times(ts, problem), flat, layout)
     dense = None
     if result.coefficients is not None:
         knots = knots_of(problem, result.plans) if result.events is None else result.events.knots
@@ -256,11 +275,16 @@ def _solution(
     )
 
 
-def _output_times(problem: Problem, result: ForwardResult) -> Tensor:
-    """The times of the outputs, as functions of `ts`."""
-    ts, count = problem.ts, len(result.ys)
+def _lane_times(ts: Tensor, problem: Problem) -> Tensor:
+    """The times of outputs as a function of them sees them: of a batched solve, one for each sample."""
+    return ts if problem.lanes is None or ts.ndim == 2 else ts.unsqueeze(1).expand(-1, len(problem.lanes))
+
+
+def _output_times(problem: Problem, count: int, result: ForwardResult) -> Tensor:
+    """The times of the outputs, as functions of `ts`; the first axis is that of the outputs."""
     if result.events is not None:
         return result.events.ts
+    ts = problem.ts if problem.ts.ndim == 1 else problem.ts.T
     if problem.save == "ts":
         return ts[:count]
     if problem.save == "last":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from .._field.determinism import Determinism
+from .._field.field import as_time
 from .._field.pytree import real_dtype
 from .._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
 from .._stepping.problem import Problem
@@ -78,11 +78,13 @@ class CompiledStepper:
         self._allowed = tolerances(norm, like)
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
+        if plan.failing is not None:
+            y0, memory = plan.enter(y0), None
         k1 = self._evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
         program = self._programs.find(step_program, self._solver, self._norm, y0, k1)
         if program is None:
             return self._eager(plan, y0, k1)
-        self._log.add(*map(plan.stage_time, program.nodes.evaluated))
+        self._log.add_nodes(plan, program.nodes.evaluated)
         y1, ratio, *slopes = program(plan, y0, k1, self._allowed, self._programs.rest)
         return compiled_step(self._solver, plan, y0, k1, y1, ratio, slopes, self._evaluate)
 
@@ -173,7 +175,7 @@ class SavingStepper:
         if programs is None:
             return self._eager(plan, y0, k1)
         first = next(kept for k, kept in evaluate.first_slopes if k is k1)
-        self._log.add(*map(plan.stage_time, programs.nodes.evaluated))
+        self._log.add_nodes(plan, programs.nodes.evaluated)
         values = programs.step(plan, y0, k1, self._allowed, self._programs.rest)
         ends = int(solver.error_needs_end_slope)
         count = 2 + ends + solver.stages - 1
@@ -212,7 +214,7 @@ def saving_engine(
     return Engine(problem.solver, problem.field.layout, log.counter, evaluate, step)
 
 
-def captured(problem: Problem, t: float, determinism: Determinism) -> Capture | None:
+def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> Capture | None:
     """The field of a problem as a graph; `None`, with a warning, if it cannot be compiled."""
     field, y = problem.field, problem.y0.detach()
     reason = None
@@ -223,7 +225,7 @@ def captured(problem: Problem, t: float, determinism: Determinism) -> Capture | 
     elif y.is_complex():
         reason = "the compiler does not support complex numbers"
     if reason is None:
-        time = torch.full((), t, dtype=real_dtype(y), device=y.device)
+        time = as_time(t, real_dtype(y), y.device)
         try:
             return capture(field.func, field.layout, time, y, field.args, determinism.trial)
         except NotCompiled as error:

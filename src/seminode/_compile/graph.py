@@ -121,6 +121,7 @@ class Capture(NamedTuple):
     inputs: tuple[Tensor, ...]
     t: int | None  # where among the inputs the time is, if the field reads it
     y: int | None
+    lanes: int | None = None  # how many samples have a step size of their own, if they have
 
     @property
     def rest(self) -> list[Tensor]:
@@ -235,7 +236,8 @@ class FrontEnd:
         where = {id(x): i for i, x in enumerate(inputs)}
         # A backward pass needs arrays as they are now.
         copied = tuple(x if x.requires_grad or x is y or not shares_memory(x) else x.clone() for x in inputs)
-        return Capture(graph, copied, where.get(id(t)), where.get(id(y)))
+        lanes = len(t) if t.ndim else None
+        return Capture(graph, copied, where.get(id(t)), where.get(id(y)), lanes)
 
 
 _front_ends: OrderedDict[Hashable, FrontEnd] = OrderedDict()

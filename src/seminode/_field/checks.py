@@ -227,7 +227,8 @@ def check_error_norm(
         return None
     leaf = flatten(y0)[0][0][1]
     checked = check_tolerances(rtol, atol, DEFAULT_TOLERANCES[real_dtype(leaf)], y0, layout, like)
-    return ErrorNorm(layout, check_norm(norm, layout), *checked, like)
+    chosen = check_norm(norm, layout)
+    return ErrorNorm(layout, norms.EachSample(chosen) if layout.axis else chosen, *checked, like)
 
 
 def check_tolerances(

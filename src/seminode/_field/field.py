@@ -107,6 +107,11 @@ class Field:
         return leaves
 
 
+def as_time(t: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A time as the field sees it: a 0-d tensor, or one entry per sample."""
+    return torch.full((), t, dtype=dtype, device=device) if isinstance(t, float) else t.to(device, dtype)
+
+
 def _inside(context: Callable[[], AbstractContextManager[Any]], func: Callable[..., Any]) -> Callable[..., Any]:
     def inner(*args: Any) -> Any:
         with context():

@@ -127,18 +127,19 @@ def _arrange(node: Node, tree: Any, leaves: list[Any]) -> bool:
 class Layout:
     """Where each leaf of a structure sits in the flat tensor.
 
-    A single tensor is its own flat tensor: it keeps its shape and memory layout, and `pack` and
+    With `axis=1` the flat tensor keeps the first axis, which all leaves share: one row per sample. A single tensor is its own flat tensor: it keeps its shape and memory layout, and `pack` and
     `unpack` return it untouched.
     """
 
     node: Node
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
+    axis: int = 0
 
     @classmethod
-    def of(cls, tree: Any, name: str = "y") -> Layout:
+    def of(cls, tree: Any, name: str = "y", axis: int = 0) -> Layout:
         leaves, node = flatten(tree, name)
-        return cls(node, tuple(n for n, _ in leaves), tuple(leaf.shape for _, leaf in leaves))
+        return cls(node, tuple(n for n, _ in leaves), tuple(leaf.shape for _, leaf in leaves), axis)
 
     @cached_property
     def single(self) -> bool:
@@ -158,15 +159,17 @@ class Layout:
 
     def join(self, leaves: list[Tensor]) -> Tensor:
         """One flat tensor out of the leaves."""
-        return leaves[0] if self.single else torch.cat([leaf.reshape(-1) for leaf in leaves])
+        if self.single:
+            return leaves[0]
+        return torch.cat([leaf.reshape(*leaf.shape[: self.axis], -1) for leaf in leaves], self.axis)
 
     def segments(self, flat: Tensor, lead: int = 0) -> list[Tensor]:
         """The leaves as views of a flat tensor that may have `lead` further axes in front."""
         if self.single:
             return [flat]
         front = flat.shape[:lead]
-        sizes = [shape.numel() for shape in self.shapes]
-        pieces = flat.split(sizes, dim=lead)
+        sizes = [shape[self.axis :].numel() for shape in self.shapes]
+        pieces = flat.split(sizes, dim=lead + self.axis)
         return [piece.reshape(front + shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def unpack(self, flat: Tensor, lead: int = 0) -> Any:

@@ -2,7 +2,8 @@
 
 Weights and dt are host floats, so that each term is one fused multiply-add kernel. Where the derivative with respect
 to dt is wanted, a zero-valued tensor is added to it: values, and the steps that follow from them, stay the same to the
-last bit. In a graph that is to be compiled, dt is a tensor, since a number would be a constant of the graph.
+last bit. In a graph that is to be compiled, dt is a tensor, since a number would be a constant of the graph. In a
+batched solve it is a tensor with one entry per sample, in the shape of a column.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SparseWeights = tuple[tuple[int, float], ...]
 class MovingStep(NamedTuple):
     """A step size to be differentiated: its value, and a tensor that is zero and carries the derivative."""
 
-    value: float
+    value: float | Tensor
     shift: Tensor
 
 
@@ -57,7 +58,10 @@ def combine(y: Tensor, dt: StepSize, weights: SparseWeights, slopes: Sequence[Te
     if isinstance(dt, MovingStep):
         return combine(y, dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
     if isinstance(dt, Tensor):
-        return y + dt * weighted_sum(weights, slopes)
+        if not _each_lane(dt, y):
+            return y + dt * weighted_sum(weights, slopes)
+        i, w = weights[0]
+        return _accumulate_each(torch.addcmul(y, dt, slopes[i], value=w), dt, weights[1:], slopes)
     i, w = weights[0]
     return _accumulate(torch.add(y, slopes[i], alpha=w * dt), dt, weights[1:], slopes)
 
@@ -65,10 +69,28 @@ def combine(y: Tensor, dt: StepSize, weights: SparseWeights, slopes: Sequence[Te
 def scaled_sum(dt: StepSize, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
     """dt·Σ wᵢkᵢ."""
     if isinstance(dt, MovingStep):
-        return weighted_sum(weights, slopes, dt.value) + dt.shift * weighted_sum(weights, slopes)
+        return scaled_sum(dt.value, weights, slopes) + dt.shift * weighted_sum(weights, slopes)
     if isinstance(dt, Tensor):
-        return dt * weighted_sum(weights, slopes)
+        if not weights or not _each_lane(dt, slopes[0]):
+            return dt * weighted_sum(weights, slopes)
+        i, w = weights[0]
+        return _accumulate_each((dt * w) * slopes[i], dt, weights[1:], slopes)
     return weighted_sum(weights, slopes, dt)
+
+
+def _each_lane(dt: Tensor, y: Tensor) -> bool:
+    """Whether to add the terms one by one with their own step sizes, by one operation each.
+
+    Rounding is then the same as with a number. A compiler fuses everything anyway.
+    """
+    return dt.ndim > 0 and not y.is_complex() and not transforms_active()
+
+
+def _accumulate_each(total: Tensor, dt: Tensor, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:
+    """As `_accumulate`, with a tensor of step sizes."""
+    for i, w in weights:
+        total.addcmul_(dt, slopes[i], value=w)
+    return total
 
 
 def _accumulate(total: Tensor, factor: float, weights: SparseWeights, slopes: Sequence[Tensor]) -> Tensor:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .._field.capture import Evaluation
 from .._field.determinism import Determinism
-from .._field.field import Field
+from .._field.field import Field, as_time
 from .._field.pytree import Layout, real_dtype
 from ..solvers.base import Memory, Solver
-from .combination import MovingStep
+from .combination import MovingStep, StepSize
 from .observers import Counter, Observer
 from .schedule import Plan
 from .step import Shifts, Step, attempt
@@ -67,6 +67,12 @@ class EvaluationLog:
         if self.times is not None:
             self.times.extend(times)
 
+    def add_nodes(self, plan: Plan, nodes: Sequence[float]) -> None:
+        """The same for evaluations at nodes of a step."""
+        self.counter.nfe += len(nodes)
+        if self.times is not None:
+            self.times.extend(map(plan.stage_time, nodes))
+
 
 class EagerEvaluator:
     """Calls the field itself, on the live tensors that it uses."""
@@ -86,7 +92,7 @@ class EagerEvaluator:
         self._log.add(t)
         if self._determinism.stateful:
             self._determinism.prepare()
-        time = torch.full((), t, dtype=self._dtype, device=self._device)
+        time = as_time(t, self._dtype, self._device)
         k = self._field(time if shift is None else time + shift, y)
         if self.watched is not None:
             self.watched.append(Evaluation(time, y, k))
@@ -105,7 +111,12 @@ class EagerStepper:
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Memory) -> Step:
         solver, shift = self._solver, None if self._shifts is None else self._shifts.of(plan)
-        dt = plan.dt if shift is None else MovingStep(plan.dt, shift[1] - shift[0])
+        if plan.failing is not None:
+            y0, memory = plan.enter(y0), None
+        dt: StepSize = plan.length(y0)
+        if shift is not None:
+            moves = shift[1] - shift[0]
+            dt = MovingStep(dt, moves if moves.ndim == 0 else moves.reshape(-1, *(1,) * (y0.ndim - 1)))
         # A field may return one and the same constant, but must not write into what it has returned before.
         answers = [(memory, memory._version)] if isinstance(memory, Tensor) else []
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-import torch
 from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
@@ -14,10 +13,15 @@ from ..controllers import first_step
 from ..errors import MaxStepsReached, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
 from ..solvers.base import Memory
+from .combination import combine
 from .engine import Engine
 from .observers import Observer
 from .schedule import Plan, Schedule
 from .step import Step
+
+
+#: The weight of the only slope of an Euler step.
+WHOLE = ((0, 1.0),)
 
 
 class Plans(Protocol):
@@ -86,9 +90,8 @@ def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor,
     """Set the first step of the schedule from the problem, at the cost of one evaluation."""
 
     def probe(h: float) -> tuple[float, Tensor]:
-        # A probe must move the clock, which is coarse where times are large.
-        plan = schedule.plan(max(h, 2.0 * schedule.smallest))
-        return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt)).detach()
+        plan = schedule.plan(schedule.probe_length(h))
+        return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), combine(y, plan.length(y), WHOLE, [k1])).detach()
 
     # Under the grad mode of the solve, since the field may cache a weight in any evaluation.
     y, k1 = y.detach(), k1.detach()

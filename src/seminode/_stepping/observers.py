@@ -387,8 +387,10 @@ class Progress(Observer):
         )
 
     def accepted(self, step: Step, ratio: float) -> None:
-        self._bar.update(abs(step.plan.dt))
-        self._bar.set_postfix(dt=f"{abs(step.plan.dt):.2g}", rejected=self._rejected, refresh=False)
+        length: Any = abs(step.plan.dt)
+        length = float(length.mean()) if isinstance(length, Tensor) else length
+        self._bar.update(length)
+        self._bar.set_postfix(dt=f"{length:.2g}", rejected=self._rejected, refresh=False)
 
     def rejected(self, step: Step, ratio: float) -> None:
         self._rejected += 1

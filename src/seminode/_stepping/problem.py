@@ -44,6 +44,9 @@ class Problem:
     max_steps: int = 100_000
     compile: bool = False
     observers: tuple[Observer, ...] = ()
+    #: With `batched=True`, the output times of every sample, (B, T), on the host; `times` are then the two ends of an
+    #: interval that holds them all.
+    lanes: Tensor | None = None
 
     @property
     def trivial(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..controllers import Controller, Verdict
 from ..grids import Grid
@@ -36,6 +37,18 @@ class Plan(NamedTuple):
     #: Times handed to the field are kept inside [lowest, highest]: the correct side of a jump at either end.
     lowest: float = float("-inf")
     highest: float = float("inf")
+
+    #: Which samples fail in this step: none, where all have one step size.
+    failing = None
+
+    def length(self, like: Tensor) -> float:
+        """The step size, as the arithmetic of the state takes it."""
+        return self.dt
+
+    @property
+    def time(self) -> float:
+        """Its start, for messages."""
+        return self.t0
 
     @property
     def end_floats(self) -> bool:
@@ -171,6 +184,10 @@ class Schedule:
         # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
         finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
         return max(finest, self.controller.dt_min * (1.0 - 1e-12))
+
+    def probe_length(self, h: float) -> float:
+        """A step to probe the field with. It must move the clock, which is coarse where times are large."""
+        return max(h, 2.0 * self.smallest)
 
     def begin(self, proposal: float) -> None:
         """Set the first step."""

@@ -153,6 +153,10 @@ class Step:
         self.saved = saved
 
     @property
+    def solver(self) -> Solver:
+        return self._solver
+
+    @property
     def failure(self) -> str | None:
         """Why the solver could not compute the step, if it could not."""
         return self._result.failure
@@ -202,7 +206,7 @@ class Step:
         if self.failure is not None:
             return float("inf")
         if self._ratio is not None:
-            return self._ratio.item()
+            return norm.read(self._ratio)
         error, y0, y1 = self.error(), self.y0, self.y1
         if torch.is_grad_enabled():
             error, y0, y1 = error.detach(), y0.detach(), y1.detach()
@@ -213,7 +217,7 @@ class Step:
         if self._error is None:  # a compiled step hands out its size only
             solver = self._solver
             slopes = [*self.slopes, self.end_slope()] if solver.error_needs_end_slope else self.slopes
-            self._error = solver.error(self.plan.dt, slopes)
+            self._error = solver.error(self.plan.length(self.y0), slopes)
         return self._error
 
     def is_finite(self) -> bool:

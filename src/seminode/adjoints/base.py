@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
 from .._stepping.event_search import EventSearch
+from .._stepping.lane_outputs import LaneOutputs, LaneSampler
+from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends, check_independent
+from .._stepping.lanes import LaneSchedule, mean_interval
 from .._stepping.loop import check_start, integrate, select_first_step
 from .._stepping.observers import (
     AtTimes,
@@ -39,10 +42,11 @@ from .._stepping.problem import Problem
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
 from .._stepping.scipy_steps import SciPySteps
 from .._stepping.step import Shifts, Step
+from .._stepping.step import time_shifts as step_shifts
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
 from ..events import Occurrences
-from ..solution import BackwardReport, Record, Stats
+from ..solution import BackwardReport, PerSample, Record, Stats
 from ..solvers.scipy import SciPy
 
 
@@ -65,10 +69,14 @@ class ForwardResult(NamedTuple):
     record: Record | None
     error: SolveError | None
     events: EventResult | None = None
+    arrange: Callable[[Tensor], Tensor] | None = None  # of a batched solve: from its rows to the outputs
 
 
 class Adjoint(ABC):
     """A way to differentiate a solve. It runs the forward pass and makes its result differentiable."""
+
+    #: Whether it differentiates solves in which every sample has its own steps.
+    batches: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, problem: Problem) -> ForwardResult: ...
@@ -79,9 +87,12 @@ def has_tangent(x: Tensor) -> bool:
     return unpack_dual(x)[1] is not None
 
 
-def outputs_of(problem: Problem) -> tuple[Outputs, int]:
+def outputs_of(problem: Problem) -> tuple[Any, int]:
     """Which outputs the problem wants, and how many of them are y0 itself, before the first step."""
     times = problem.times
+    if problem.lanes is not None:
+        outputs = LaneOutputs(problem.lanes, last=problem.save == "last")
+        return outputs, outputs.begun
     if problem.trivial:
         return LastOnly(), len(times) if problem.save == "ts" else 1
     if problem.save == "ts":
@@ -108,6 +119,13 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
+def time_shifts(problem: Problem, ts: Tensor, y0: Tensor) -> Shifts:
+    """Shifts that follow `ts` itself."""
+    if problem.lanes is not None:
+        return LaneShifts(ts, y0)  # type: ignore[return-value]
+    return step_shifts(problem.controller, ts, y0)
+
+
 class ForwardPass:
     """One forward pass over a problem, and what its backward pass needs to know of it.
 
@@ -128,10 +146,13 @@ class ForwardPass:
         self.k1: Tensor | None = None  # the first slope, once it is known
         self.mark: Tensor | None = None  # what the outputs are recognised by
         self.detected: Any = None  # what is known about the field, from a stretch before this one
-        self.schedule: Schedule | None = None
+        self.schedule: Any = None
         self.search: EventSearch | None = None
         self.bar: Progress | None = None  # of the whole solve
         self._first = True  # whether no stretch came before this one
+        self.outputs: Any = None
+        self.begun = 0  # how many outputs are y0 itself
+        self.per_sample: PerSample | None = None  # of a batched solve
 
     def following(self, problem: Problem) -> ForwardPass:
         """The next stretch of a solve that goes on after an event: the same function, counters and step sizes."""
@@ -165,7 +186,7 @@ class ForwardPass:
         problem = self.problem
         if not problem.compile or problem.trivial:
             return None
-        return captured(problem, self.start_plan().stage_time(0.0), self.determinism)
+        return captured(problem, self.start_plan.stage_time(0.0), self.determinism)
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
         """What takes the steps: compiled where that was asked for and is possible."""
@@ -177,7 +198,7 @@ class ForwardPass:
 
     def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
         """The first evaluation of the solve."""
-        plan, memory = self.start_plan(), engine.solver.start(y0)
+        plan, memory = self.start_plan, engine.solver.start(y0)
         # A field that could be compiled draws no random numbers and changes no buffers.
         if self.capture is not None or not self._first:
             return engine.start_slope(plan, y0, memory)
@@ -197,13 +218,17 @@ class ForwardPass:
     ) -> ForwardResult:
         """Integrate; with `plans`, along steps taken before."""
         problem = self.problem
-        outputs, begun = outputs_of(problem)
-        sampler = Sampler(outputs, [y0] * begun, shifts)
+        outputs, begun = self.outputs, self.begun = outputs_of(problem)
+        if isinstance(outputs, LaneOutputs):
+            sampler = LaneSampler(outputs, y0, problem.solver, shifts)
+        else:
+            sampler = Sampler(outputs, [y0] * begun, shifts)
         dense = PolynomialTape() if problem.dense else None
         observers: list[Observer] = [self.counter, sampler]
         observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
         if problem.progress:
-            self.bar = self.bar or Progress(problem.times)
+            lanes = problem.lanes
+            self.bar = self.bar or Progress(problem.times if lanes is None else mean_interval(lanes))
             observers.append(self.bar)
         if plans is None:  # steps that are taken again are no news
             observers += problem.observers
@@ -217,7 +242,7 @@ class ForwardPass:
         except SolveError as failure:
             if failure.stats is not None:
                 raise  # of a solve inside the field
-            failure.stats = self.counter.stats()
+            failure.stats = self._stats(BackwardReport())
             if problem.throw:
                 raise
             error = failure.with_traceback(None)  # which would hold on to every tensor of every frame
@@ -228,21 +253,23 @@ class ForwardPass:
                     observer.close()
         if self.search is not None and self.search.landing is not None:
             self._end_before(self.search.landing.step, sampler)
+        ys = sampler.stacked(y0)
         self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
-            ys=sampler.stacked(y0),
+            ys=ys,
             coefficients=None if dense is None else dense.stacked(y0),
             plans=self.plans,
-            stats=self.counter.stats(report=self.report),
+            stats=self._stats(self.report),
             record=None if self.recorder is None else self.recorder.record(self.report),
             error=error,
+            arrange=outputs.arranged if isinstance(outputs, LaneOutputs) else None,
         )
 
     def _integrate(self, engine: Engine, y0: Tensor, observers: list[Observer], plans: Sequence[Plan] | None) -> None:
         problem, solver = self.problem, self.problem.solver
         check, layout = not transforms_active(), problem.field.layout
         if problem.trivial:
-            if check:
+            if check and problem.lanes is None:
                 check_start(y0, None, layout, problem.times[0])
             return
         memory = solver.start(y0)
@@ -256,6 +283,9 @@ class ForwardPass:
         error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None
+        if isinstance(schedule, LaneSchedule):
+            self._integrate_lanes(engine, schedule, y0, k1, observers)
+            return
         if check:
             check_start(y0, k1, layout, problem.times[0])
         memory = solver.with_slope(memory, k1)
@@ -300,15 +330,40 @@ class ForwardPass:
         if self.plans:
             self.plans[-1] = self.plans[-1]._replace(final=True, landing=True)
 
-    def _schedule(self) -> Schedule:
+    def _integrate_lanes(
+        self, engine: Engine, schedule: LaneSchedule, y0: Tensor, k1: Tensor, observers: list[Observer]
+    ) -> None:
+        problem, solver = self.problem, self.problem.solver
+        begin_lanes(schedule, y0, k1)
+        check_independent(engine, schedule, y0, k1)
+        if schedule.unset:
+            assert problem.error is not None
+            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
+        error: Any = AnyFinite() if problem.error is None else problem.error
+        engine = replace(engine, step=LaneStepper(solver, engine.step))
+        memory = solver.with_slope(solver.start(y0), k1)
+        end, _ = integrate(engine, schedule, y0, observers, memory=memory, error=error)  # type: ignore[arg-type]
+        check_ends(schedule, end)
+        self.per_sample = schedule.per_sample()
+        if (failure := schedule.error()) is not None:
+            raise failure
+
+    def _stats(self, report: BackwardReport) -> Stats:
+        stats = self.counter.stats(report=report)
+        return stats if self.per_sample is None else replace(stats, per_sample=self.per_sample)
+
+    def _schedule(self) -> Schedule | LaneSchedule:
         problem, solver = self.problem, self.problem.solver
         order = solver.error_order or solver.order
-        dtype, land = real_dtype(problem.y0), problem.controller.land
-        return Schedule(problem.controller, order, problem.times, problem.jumps, dtype, land)
+        dtype, controller = real_dtype(problem.y0), problem.controller
+        if problem.lanes is not None:
+            return LaneSchedule(controller, order, problem.lanes, problem.jumps, dtype, problem.max_steps)
+        return Schedule(controller, order, problem.times, problem.jumps, dtype, controller.land)
 
+    @cached_property
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""
-        return self._schedule().plan(1.0)
+        return self._schedule().plan(1.0)  # type: ignore[return-value]
 
     @property
     def output_times(self) -> list[float]:
@@ -316,4 +371,6 @@ class ForwardPass:
         problem = self.problem
         if problem.save == "steps":
             return [problem.times[0], *(plan.t1 for plan in self.plans)]
+        if isinstance(self.outputs, LaneOutputs):
+            return self.outputs.row_times()
         return list(problem.times if problem.save == "ts" else problem.times[-1:])[: self.count]

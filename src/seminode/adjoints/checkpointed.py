@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,6 +28,8 @@ class Checkpointed(DiscreteAdjoint):
     Arguments:
         n: the number of states, including the initial one.
     """
+
+    batches: ClassVar[bool] = True
 
     n: int
 

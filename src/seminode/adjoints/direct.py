@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from .._field.field import Field
 from .._field.reach import reachable
 from .._stepping.engine import Engine
 from .._stepping.problem import Problem
-from .._stepping.step import time_shifts
 from .._untyped import register_hook
 from ..solution import Record, Stats
 from ..solvers import Solver
@@ -30,7 +30,7 @@ from ._discrete.saved_activations import (
 )
 from ._discrete.states import SparseStates
 from ._discrete.sweep import DiscreteAdjoint, Sweep
-from .base import ForwardPass, ForwardResult, has_tangent
+from .base import ForwardPass, ForwardResult, has_tangent, time_shifts
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ class Direct(DiscreteAdjoint):
     accepted step. Eagerly, autograd itself does all of it, so that derivatives of any order and, with fixed steps,
     all of torch.func work. With `compile=True` each step is a program that also returns the activations which its VJP
     needs, and the VJP of a step is another program. Gradients for times and of dense output take the steps again
-    there, as `Replay` does. Where the field cannot be compiled, the solve runs eagerly.
+    there, as `Replay` does. So do batched solves. Where the field cannot be compiled, the solve runs eagerly.
     """
+
+    batches: ClassVar[bool] = True
 
     def run(self, problem: Problem) -> ForwardResult:
         reach = reachable(problem.field.reach)
@@ -56,8 +58,7 @@ class Direct(DiscreteAdjoint):
 
     def _run_eagerly(self, forward: ForwardPass) -> ForwardResult:
         problem = forward.problem
-        differentiable = _differentiable(problem.ts)
-        shifts = time_shifts(problem.controller, problem.ts, problem.y0) if differentiable else None
+        shifts = time_shifts(problem, problem.ts, problem.y0) if _differentiable(problem.ts) else None
         field = problem.field
         if problem.params is not None:
             field = field.bind(func=restricted(field.func, problem.params))

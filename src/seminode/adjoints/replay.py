@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .._field.checks import check_count
 from .._stepping.observers import StateTape
@@ -24,6 +25,8 @@ class Replay(DiscreteAdjoint):
     Arguments:
         every: keep the state before each `every`-th step only; those between are computed once more.
     """
+
+    batches: ClassVar[bool] = True
 
     every: int = 1
 

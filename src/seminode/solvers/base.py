@@ -75,6 +75,8 @@ class Solver(ABC):
     steady: bool = True
     #: Whether another library takes its steps: it chooses them itself, and they cannot be taken again.
     external: bool = False
+    #: Whether `step` and `error` take a tensor of step sizes, one per sample, and the memory is the first slope.
+    batches: bool = False
 
     @property
     def evaluations(self) -> int:

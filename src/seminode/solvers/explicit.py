@@ -58,7 +58,7 @@ def runge_kutta_vjp(
     later: Sequence[tuple[float, SparseWeights]],
     weights: SparseWeights,
     stage_vjp: Callable[[int, Tensor], Tensor],
-    dt: float,
+    dt: float | Tensor,
     adj_y1: Tensor,
     adj_slopes: Sequence[Tensor | None],
 ) -> Tensor:
@@ -73,7 +73,10 @@ def runge_kutta_vjp(
     def distribute(row: SparseWeights, x: Tensor) -> None:
         for j, w in row:
             known = adj[j]
-            adj[j] = x * (w * dt) if known is None else torch.add(known, x, alpha=w * dt)
+            if isinstance(dt, float):
+                adj[j] = x * (w * dt) if known is None else torch.add(known, x, alpha=w * dt)
+            else:
+                adj[j] = scaled_sum(dt, ((0, w),), [x]) if known is None else combine(known, dt, ((0, w),), [x])
 
     distribute(weights, adj_y1)
     total = adj_y1
@@ -91,6 +94,7 @@ def runge_kutta_vjp(
 class ExplicitRungeKutta(Solver):
     """An explicit Runge–Kutta method given by its [`Tableau`][seminode.tableaux.Tableau]."""
 
+    batches = True
     tableau: ClassVar[Tableau]
     #: Node cᵢ and row aᵢ of every stage but the first.
     later_stages: ClassVar[tuple[tuple[float, SparseWeights], ...]]
@@ -122,7 +126,11 @@ class ExplicitRungeKutta(Solver):
         return StepResult(*runge_kutta_step(self.later_stages, self._weights, evaluate, dt, y0, k1))
 
     def vjp(
-        self, stage_vjp: Callable[[int, Tensor], Tensor], dt: float, adj_y1: Tensor, adj_slopes: Sequence[Tensor | None]
+        self,
+        stage_vjp: Callable[[int, Tensor], Tensor],
+        dt: float | Tensor,
+        adj_y1: Tensor,
+        adj_slopes: Sequence[Tensor | None],
     ) -> Tensor:
         """The cotangent of y0 from those of y1 and of the slopes; see `runge_kutta_vjp`."""
         return runge_kutta_vjp(self.later_stages, self._weights, stage_vjp, dt, adj_y1, adj_slopes)

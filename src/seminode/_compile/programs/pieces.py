@@ -47,7 +47,7 @@ class StepInPieces:
             return k
 
         with torch.no_grad():
-            return [*whole_step(self._solver, self._error, evaluate, plan.dt, y, k1, allowed), *kept]
+            return [*whole_step(self._solver, self._error, evaluate, plan.length(y), y, k1, allowed), *kept]
 
 
 class SavingInPieces(StepInPieces):
@@ -74,7 +74,7 @@ class SavingInPieces(StepInPieces):
             return grad
 
         with torch.no_grad():
-            grad_y = self._solver.vjp(stage_vjp, plan.dt, end, adj_slopes)
+            grad_y = self._solver.vjp(stage_vjp, plan.length(end), end, adj_slopes)
             return [grad_y, finite + grad_y.sum(), *totals]
 
 
@@ -100,7 +100,7 @@ class VJPInPieces:
 
         n, (end, *slopes) = saving.at.kept, cotangents
         with torch.no_grad():
-            y1 = solver.step(evaluate, plan.dt, y, None).y1
+            y1 = solver.step(evaluate, plan.length(y), y, None).y1
             of_slopes: list[Tensor] = list(slopes[0].unbind()) if slopes else [torch.zeros_like(y)]
             if len(of_slopes) > solver.stages:
                 evaluate(1.0, y1, stage=solver.stages)
@@ -116,11 +116,11 @@ def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm 
             return StepProgram(capture, solver, error, y, k1)
         return StepInPieces(solver, error, evaluation_program(capture, y), y)
 
-    return capture.graph.program(("step", solver, key_of(error)), make)
+    return capture.graph.program(("step", solver, key_of(error), capture.lanes), make)
 
 
 def saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEvaluation:
-    return capture.graph.program(("saving evaluation", wanted), lambda: SavingEvaluation(capture, wanted, y))
+    return capture.graph.program(("saving evaluation", wanted, capture.lanes), lambda: SavingEvaluation(capture, wanted, y))
 
 
 def saving_programs(
@@ -146,4 +146,4 @@ def vjp_program(capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slo
         at = saving_evaluation(capture, wanted, y)
         return VJPInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
 
-    return capture.graph.program(("vjp", solver, wanted, slopes), make)
+    return capture.graph.program(("vjp", solver, wanted, slopes, capture.lanes), make)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._field.field import as_time
 from ..._field.pytree import real_dtype
 from ..._stepping.schedule import Plan
 from ..._stepping.step import completed
@@ -21,6 +22,7 @@ from .steps import (
     Wanted,
     added,
     chosen_of,
+    clock_shape,
     dense,
     end_of,
     ratio_of,
@@ -47,13 +49,13 @@ class SavingEvaluation:
         y = dense(y)
         self._strides = y.stride()
         self._dtype, self._device = real_dtype(y), y.device
-        inputs = [torch.zeros((), dtype=self._dtype, device=self._device), y, *capture.rest]
+        inputs = [torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device), y, *capture.rest]
         self.halves = split(joint, inputs, [torch.zeros_like(y)], 1)
         self.kept = self.halves.kept
         self._run = compile_graph(self.halves.forward, inputs)
 
-    def __call__(self, t: float, y: Tensor, rest: list[Tensor]) -> Any:
-        time = torch.full((), t, dtype=self._dtype, device=self._device)
+    def __call__(self, t: float | Tensor, y: Tensor, rest: list[Tensor]) -> Any:
+        time = as_time(t, self._dtype, self._device)
         return self._run([time, with_strides(y, self._strides), *rest])
 
     def _vjp(self, *tensors: Tensor) -> list[Tensor]:

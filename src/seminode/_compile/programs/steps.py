@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._field.field import as_time
 from ..._field.pytree import HALF, real_dtype
 from ..._stepping.combination import StepSize
 from ..._stepping.schedule import Plan
@@ -26,10 +27,13 @@ class StepNodes:
     """At which nodes of a step a program evaluates the field, in which order; recorded while it is traced.
 
     The clock is one tensor: dt, then the time at each node. On the host it is made from a plan, so that times are
-    exactly those of an eager step: on the right side of a jump, and t1 itself at the end.
+    exactly those of an eager step: on the right side of a jump, and t1 itself at the end. With `lanes`, it has five rows
+    with one number per sample: dt, t0, t1 and the bounds of times. The program computes the times at the nodes.
     """
 
-    def __init__(self, solver: Solver, like: Tensor):
+    def __init__(self, solver: Solver, like: Tensor, lanes: int | None = None):
+        self._lanes = () if lanes is None else (lanes,)
+        self._column = () if lanes is None else (lanes, *(1,) * (like.ndim - 1))
         self._size = 2 + solver.evaluations
         self._dtype, self._device = real_dtype(like), like.device
         self.evaluated: list[float] = []
@@ -40,15 +44,28 @@ class StepNodes:
 
     def time(self, clock: Tensor, c: float) -> Tensor:
         self.evaluated.append(c)
-        return clock[1 + self.index(c)]
+        place = self.index(c)
+        if not self._lanes:
+            return clock[1 + place]
+        dt, t0, t1, lowest, highest = clock.unbind()
+        t = t1 if c == 1.0 else t0 if c == 0.0 else t0 + c * dt
+        return torch.minimum(torch.maximum(t, lowest), highest).to(self._dtype)
+
+    def length(self, clock: Tensor) -> Tensor:
+        """The step size, as it is multiplied with the state."""
+        return clock[0].to(self._dtype).reshape(self._column) if self._lanes else clock[0]
 
     def times(self, plan: Plan) -> list[float]:
         return [plan.stage_time(c) for c in self._index]
 
     def example(self) -> Tensor:
+        if self._lanes:
+            return torch.zeros((5, *self._lanes), dtype=torch.float64, device=self._device)
         return torch.zeros(self._size, dtype=self._dtype, device=self._device)
 
     def clock(self, plan: Plan) -> Tensor:
+        if self._lanes:
+            return plan.clock().to(self._device)  # type: ignore[attr-defined]
         times = [plan.dt, *self.times(plan)]
         times += [plan.t1] * (self._size - len(times))
         if self._device.type == "cpu":  # the same in a third of the time
@@ -68,10 +85,11 @@ class EvaluationProgram:
         y = dense(y)
         self._strides = y.stride()
         self._dtype, self._device = real_dtype(y), y.device
-        self._run = compile_graph(evaluate, [torch.zeros((), dtype=self._dtype, device=self._device), y, *capture.rest])
+        time = torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device)
+        self._run = compile_graph(evaluate, [time, y, *capture.rest])
 
-    def __call__(self, t: float, y: Tensor, rest: list[Tensor]) -> Any:
-        time = torch.full((), t, dtype=self._dtype, device=self._device)
+    def __call__(self, t: float | Tensor, y: Tensor, rest: list[Tensor]) -> Any:
+        time = as_time(t, self._dtype, self._device)
         return self._run([time, with_strides(y, self._strides), *rest])
 
 
@@ -94,7 +112,7 @@ def end_of(taken: Attempt) -> list[Tensor]:
 def ratio_of(error: ErrorNorm | None, taken: Attempt, y: Tensor, allowed: Sequence[Tensor]) -> Tensor:
     y1 = taken.result.y1
     if error is None:
-        return y1.sum()
+        return y1.sum()  # that of a batched solve looks at the samples itself
     assert taken.error is not None
     rtol, atol = allowed
     scale = atol + rtol * torch.maximum(y.abs(), y1.abs())
@@ -105,13 +123,13 @@ class StepProgram:
     """(y, k1) ↦ (y1, error ratio, k_end, k2, …), k_end where the error estimate reads it."""
 
     def __init__(self, capture: Capture, solver: Solver, error: ErrorNorm | None, y: Tensor, k1: Tensor):
-        self.nodes = nodes = StepNodes(solver, y)
+        self.nodes = nodes = StepNodes(solver, y, capture.lanes)
 
         def step(clock: Tensor, y: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
             def evaluate(c: float, z: Tensor, *, stage: int) -> Tensor:
                 return capture.evaluate(nodes.time(clock, c), z, rest)
 
-            return whole_step(solver, error, evaluate, clock[0], y, k1, [rtol, atol])
+            return whole_step(solver, error, evaluate, nodes.length(clock), y, k1, [rtol, atol])
 
         y, k1 = dense(y), dense(k1)
         self._strides = [x.stride() for x in (y, k1)]
@@ -130,7 +148,7 @@ class VJPProgram:
     """
 
     def __init__(self, capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool):
-        self.nodes = nodes = StepNodes(solver, y)
+        self.nodes = nodes = StepNodes(solver, y, capture.lanes)
         count, rest_end = 1 + slopes, 1 + slopes + len(capture.rest)
 
         def step_vjp(clock: Tensor, y: Tensor, *others: Tensor) -> list[Tensor]:
@@ -143,7 +161,7 @@ class VJPProgram:
                     return capture.evaluate(nodes.time(clock, c), z, inputs)
 
                 reads_end = slopes and len(solver.interpolant) > solver.stages
-                taken = attempt(solver, evaluate, clock[0], y, None, end_slope=reads_end, error=False)
+                taken = attempt(solver, evaluate, nodes.length(clock), y, None, end_slope=reads_end, error=False)
                 if not slopes:
                     return (taken.result.y1,)
                 return taken.result.y1, torch.stack([*taken.result.slopes, *end_of(taken)])
@@ -187,7 +205,12 @@ def key_of(error: ErrorNorm | None) -> Hashable:
 
 
 def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:
-    return capture.graph.program("evaluation", lambda: EvaluationProgram(capture, y))
+    return capture.graph.program(("evaluation", capture.lanes), lambda: EvaluationProgram(capture, y))
+
+
+def clock_shape(capture: Capture) -> tuple[int, ...]:
+    """The shape of a time: of a batched solve, one entry per sample."""
+    return () if capture.lanes is None else (capture.lanes,)
 
 
 def nodes_of(solver: Solver, like: Tensor) -> StepNodes:

@@ -290,7 +290,7 @@ class BackwardSolve:
         """∂L/∂t₀ = −a_z(t₀)ᵀf(t₀, y₀), which holds with jumps too, and needs no integral."""
         forward, solver = self.forward, self.problem.solver
         engine = eager_engine(self.field, solver, self.y0, forward.determinism, self.log)
-        f = engine.start_slope(forward.start_plan(), self.y0, solver.start(self.y0)).reshape(-1)
+        f = engine.start_slope(forward.start_plan, self.y0, solver.start(self.y0)).reshape(-1)
         self.time[0] -= torch.vdot(adj.reshape(-1), f).real
         for row in (row for stop in stops for row in stop.rows):
             index = self._moves_with(row)

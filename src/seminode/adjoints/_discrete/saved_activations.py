@@ -53,7 +53,9 @@ def outputs_inside(problem: Problem) -> bool:
 
 
 def worth_saving(problem: Problem) -> bool:
-    """Not where the polynomial of a step reads a slope that the step itself does not compute."""
+    """Not where the polynomial of a step reads a slope that the step itself does not compute, nor for single samples."""
+    if problem.lanes is not None:
+        return False  # the slopes and activations of accepted and rejected samples would have to be merged
     solver = problem.solver
     alone = len(solver.interpolant) <= solver.stages
     return solver.error_needs_end_slope or alone or not outputs_inside(problem)
@@ -125,7 +127,7 @@ class SavedSweep(Sweep):
         if self._latest is None or self._latest[0] != j:
             bounds, ys = self.forward.ranges[j], self.grads[0]
             outputs = ys[slice(*bounds)] if ys is not None and any(self.rows[0][slice(*bounds)]) else None
-            self._latest = j, spread(None, outputs, self.outputs, self.plans[j], bounds, self.problem.solver)
+            self._latest = j, spread(None, outputs, self.outputs, self.plans[j], bounds, self.problem.solver, self.y0)
         return self._latest[1]
 
     def _of_end(self, slopes: Tensor | None) -> Tensor | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
 from ..._stepping.interpolation import weights_at
+from ..._stepping.lane_outputs import LaneOutputs
 from ..._stepping.observers import Outputs, State
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
@@ -110,6 +111,7 @@ def spread(
     plan: Plan,
     bounds: tuple[int, int],
     solver: Solver,
+    like: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Cotangents of a step's end, its start and its slopes, from those of its end and of the outputs in it.
 
@@ -117,6 +119,9 @@ def spread(
     """
     if adj_outputs is None:
         return adj, None, None
+    if isinstance(outputs, LaneOutputs):
+        end, start, slopes = outputs.vjp(adj_outputs, plan, bounds[0], solver, like)
+        return (end if adj is None else adj if end is None else adj + end), start, slopes
     xs = outputs.inside(plan, *bounds)
     inner, ends = adj_outputs[: len(xs)], adj_outputs[len(xs) :]
     if len(ends):

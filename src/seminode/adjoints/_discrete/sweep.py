@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,18 +20,20 @@ from ..._field.determinism import SameAnswers
 from ..._field.field import Field
 from ..._field.pytree import is_finite
 from ..._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog
+from ..._stepping.lane_outputs import LaneOutputs
 from ..._stepping.loop import integrate
 from ..._stepping.observers import Counter, Observer, State
 from ..._stepping.problem import Problem
 from ..._stepping.schedule import Plan, RecordedSchedule
 from ..._stepping.scipy_steps import refuse_gradient
-from ..._stepping.step import Step, TimeShifts
+from ..._stepping.step import Step
 from ...errors import NonFiniteState
 from ...grids import Grid
 from ...solution import Record
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotangents, check_samples, row_sizes
 from .._sums import Sums
-from ..base import ForwardPass, outputs_of
+from ..base import ForwardPass, time_shifts
+from .lane_vjp import LaneStepShifts, LaneTimeGradient
 from .states import States
 from .step_vjp import (
     StepCotangents,
@@ -129,14 +131,16 @@ class Sweep:
             self._sources = [id(x) for x, want in zip(self._rest, self._wanted, strict=True) if want]
             self.compiled = no_sums(self._rest, self._wanted)  # in the order of the sources
         self.sums = Sums(sum(self.needs[2:]))
-        self.time = TimeGradient(self.ts, self.y0) if self.needs[1] else None
-        self.outputs, self._begun = outputs_of(self.problem)
+        self._lanes = self.problem.lanes is not None
+        gradient = LaneTimeGradient if self._lanes else TimeGradient
+        self.time = gradient(self.ts, self.y0) if self.needs[1] else None
+        self.outputs, self._begun = self.forward.outputs, self.forward.begun
         self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
         # A step that was compiled and is taken again eagerly rounds in other places.
         explain, factor = self.request.inputs.check_unmodified, 1e3 if self.capture is None else 1e4
         self._same = SameAnswers(self.problem.field.eps, explain, factor)
         if self.problem.throw:
-            steps = [plan.t0 for plan in self.plans] or [self.problem.times[0]]
+            steps = [plan.time for plan in self.plans] if self.rows[1] else []
             check_cotangents(self.rows[0], self.forward.output_times, "output", self.counter.stats)
             check_cotangents(self.rows[1], steps, "step", self.counter.stats)
 
@@ -157,14 +161,15 @@ class Sweep:
             self.counter.checks += self.counter.nfe - count
             self.counter.nfe = count
             for again, kept, start in zip(after, expected, before, strict=False):
-                compare(again, kept, lambda x=again - start: [x], self.plans[j].t0)
+                compare(again, kept, lambda x=again - start: [x], self.plans[j].time)
 
     def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
         """The cotangent of outputs that are y0 itself."""
         direct = None
         begun = self._begun
         if grad_ys is not None and begun and (alone or any(self.rows[0][:begun])):
-            direct = grad_ys[:begun].sum(0)
+            lanes = self.outputs if isinstance(self.outputs, LaneOutputs) else None
+            direct = grad_ys[:begun].sum(0) if lanes is None else lanes.start_vjp(grad_ys[:begun], self.y0)
         if grad_coefficients is not None and not self.plans:
             constant = grad_coefficients[0, 0]
             direct = constant if direct is None else direct + constant
@@ -220,6 +225,11 @@ class Sweep:
         rows, dense_rows = self.rows
         return any(rows[low:high]) or any(dense_rows[j : j + 1])
 
+    def _outputs_at(self, j: int) -> Any:
+        """Which entries of `ts` the outputs of step j belong to."""
+        low, _ = self.forward.ranges[j]
+        return self.outputs.rows(low) if isinstance(self.outputs, LaneOutputs) else low
+
     def _step(self, j: int, adj: State | None) -> State | None:
         """The cotangent of the state before step j, from that of the state after it."""
         plan = self.plans[j]
@@ -246,7 +256,7 @@ class Sweep:
         self._unchecked = True
         self.sums.add(grads.targets)
         if self.time is not None:
-            self.time.add(plan, low, *grads.times)
+            self.time.add(plan, self._outputs_at(j), *grads.times)
         found = [x for x in grads.before if x is not None]
         for grad in found:
             self.check_gradient(grad, plan)
@@ -256,7 +266,8 @@ class Sweep:
         self, j: int, adj: State | None, adj_outputs: Tensor | None, adj_dense: Tensor | None
     ) -> StepGradients:
         bounds = self.forward.ranges[j]
-        shifts = StepShifts(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
+        leaves = LaneStepShifts if self._lanes else StepShifts
+        shifts = leaves(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
         before, count = self.states.before(j, self), self.counter.nfe
         cotangents = StepCotangents((None,) * len(before) if adj is None else adj, adj_outputs, adj_dense)
         self.evaluate.watched = []
@@ -274,7 +285,7 @@ class Sweep:
         expected = self.states.end() if last else self._expected
         compare = self._same.recognise if last else self._same.compare
         for again, before in zip(step.after, expected or (), strict=False):
-            compare(again.detach(), before, lambda: [plan.dt * k.detach() for k in step.slopes], plan.t0)
+            compare(again.detach(), before, lambda: [plan.length(k) * k.detach() for k in step.slopes], plan.time)
         self.check_graphs(leaves)
 
     def check_graphs(self, leaves: Sequence[Tensor]) -> None:
@@ -302,14 +313,15 @@ class Sweep:
         """The VJP of step j by one program."""
         assert self.capture is not None
         plan, solver, bounds = self.plans[j], self.problem.solver, self.forward.ranges[j]
-        end, start, slopes = spread(None if adj is None else adj[0], adj_outputs, self.outputs, plan, bounds, solver)
+        adj_end = None if adj is None else adj[0]
+        end, start, slopes = spread(adj_end, adj_outputs, self.outputs, plan, bounds, solver, self.y0)
         program = vjp_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
         (y,) = self.states.before(j, self)
+        y = y if plan.failing is None else plan.enter(y)
         cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
         grad_y, finite, *self.compiled = program(plan, y, cotangents, self._rest, self.compiled)
-        evaluated = [plan.stage_time(c) for c in program.evaluated]
-        self.log.add(*evaluated)
-        self.finish_compiled(plan, len(evaluated))
+        self.log.add_nodes(plan, program.evaluated)
+        self.finish_compiled(plan, len(program.evaluated))
         self._expected = (y,)
         grad_y = grad_y if start is None else grad_y + start
         self.check_finite(finite, grad_y, plan)
@@ -332,11 +344,11 @@ class Sweep:
 
     def _fail(self, what: str, plan: Plan, leaf: str | None) -> NoReturn:
         raise NonFiniteState(
-            f"the gradient with respect to {what} became NaN or infinite at t = {plan.t0:g}"
+            f"the gradient with respect to {what} became NaN or infinite at t = {plan.time:g}"
             f"{f' (leaf {leaf})' if leaf else ''}. Look for an operation in the field whose derivative is infinite "
             "there (sqrt, norm or pow at 0), or a gradient that grows beyond the dtype.",
-            t=plan.t0,
-            dt=plan.dt,
+            t=plan.time,
+            dt=plan.dt if self.problem.lanes is None else None,
             stats=self.counter.stats(),
             leaf=leaf,
             backward=True,
@@ -376,7 +388,7 @@ def frozen_solve(request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[
     def solved(leaves: Sequence[Tensor]) -> list[Tensor | None]:
         y0, ts, *rest = leaves
         field = inputs.bound(rest[:n_args], rest[n_args:])
-        shifts = TimeShifts(ts, y0) if ts.requires_grad else None
+        shifts = time_shifts(problem, ts, y0) if ts.requires_grad else None
         again = ForwardPass(problem, forward.determinism)
         result = again.run(again.engine(field, shifts), y0, shifts=shifts, plans=plans)
         same = SameAnswers(problem.field.eps, inputs.check_unmodified, 1e4)

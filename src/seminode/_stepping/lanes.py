@@ -1,0 +1,453 @@
+"""Schedules of batched solves: every sample (lane) has its own clock, step size and verdict.
+
+Numbers of a lane are entries of float64 tensors of shape (B,) on the host, for every dtype and device of the state. A
+lane that has finished or failed stays where it is: its steps have length 0. Times are in the solve's own direction, as
+in `schedule`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..controllers import Controller, Verdict
+from ..errors import MaxStepsReached, NonFiniteState, SolveError, StepSizeUnderflow
+from ..solution import PerSample, Status
+from .elementwise import select
+
+#: What fails a lane. The order is that of severity, for the error that names all of them.
+ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached)
+#: How many steps are counted at once.
+COUNTED = 256
+#: Up to how many entries a sample is small.
+SMALL = 32
+#: How many samples an error message names.
+NAMED = 8
+
+
+class Rest(NamedTuple):
+    """Where failed lanes are left: states and times at which the field is known to be finite."""
+
+    y: Tensor
+    times: Tensor
+
+
+class LanePlan:
+    """One step of all lanes before it is taken; as [`Plan`][seminode._stepping.schedule.Plan], with tensors.
+
+    When it has been judged, `settle` removes the lanes that do not move: rejected ones get a step of length 0. A plan
+    that is taken again on a backward pass thus needs no mask.
+    """
+
+    __slots__ = (
+        "ahead",
+        "crosses_jump",
+        "dt",
+        "failing",
+        "final",
+        "floating",
+        "highest",
+        "lands",
+        "lowest",
+        "moved",
+        "proposal",
+        "rest",
+        "t0",
+        "t1",
+        "unanimous",
+    )
+
+    def __init__(
+        self,
+        t0: Tensor,
+        t1: Tensor,
+        proposal: Tensor,
+        ahead: Tensor,
+        lands: Tensor,
+        final: Tensor,
+        running: Tensor,
+    ):
+        self.t0, self.t1, self.dt = t0, t1, t1 - t0
+        self.proposal, self.ahead = proposal, ahead  # with and without what rounding has kept from the clock so far
+        self.lands, self.final = lands, final
+        self.floating: Tensor | None = None  # all of them
+        self.lowest: Tensor | None = None
+        self.highest: Tensor | None = None
+        self.crosses_jump = False  # any of them
+        #: Which lanes take their step, and whether those are all that are running: until it is judged, all of them.
+        self.moved = running
+        self.unanimous = True
+        #: Which lanes fail here, if any does. They go on, at rest, from `rest`.
+        self.failing: Tensor | None = None
+        self.rest: Rest | None = None
+
+    @property
+    def landing(self) -> bool:
+        """The schedule of the lanes checks the lengths of their steps itself."""
+        return True
+
+    @property
+    def time(self) -> float:
+        """A time for messages: that of the first lane that moves."""
+        moving = self.t0[self.moved]
+        return float(moving[0] if len(moving) else self.t0[0])
+
+    def stage_time(self, c: float) -> Tensor:
+        """The times of a stage at node c."""
+        t = self.t1 if c == 1.0 else self.t0 if c == 0.0 else torch.add(self.t0, self.dt, alpha=c)
+        if self.lowest is not None:
+            t = torch.minimum(torch.maximum(t, self.lowest), self.highest)
+        return t
+
+    def clock(self) -> Tensor:
+        """Step sizes, both ends and the bounds of times, for a compiled program."""
+        lowest, highest = _unbounded(len(self.dt)) if self.lowest is None else (self.lowest, self.highest)
+        return torch.stack([self.dt, self.t0, self.t1, lowest, highest])  # type: ignore[list-item]
+
+    def length(self, like: Tensor) -> Tensor:
+        """The step sizes as a tensor that broadcasts against the state."""
+        dt = column(self.dt, like)
+        # Small ones in full: kernels that need not broadcast are faster.
+        return dt.expand(like.shape).contiguous() if like.numel() <= SMALL * len(like) else dt
+
+    def enter(self, y: Tensor) -> Tensor:
+        """The states from which the step starts: failing lanes go to rest."""
+        if self.failing is None or self.rest is None:
+            return y
+        return torch.where(mask(self.failing, y), self.rest.y, y)
+
+    def settle(self, accept: Tensor, unanimous: bool) -> None:
+        """Only lanes in `accept` take the step."""
+        self.moved, self.unanimous = accept, unanimous
+        if unanimous:
+            return
+        self.t1 = torch.where(accept, self.t1, self.t0)
+        self.dt = self.t1 - self.t0
+        self.final = self.final & accept
+
+    def fail(self, failing: Tensor, rest: Rest) -> None:
+        """Put lanes to rest, at which the field is finite: they keep the shape of the batch, and nothing else."""
+        self.failing = failing if self.failing is None else self.failing | failing
+        self.rest = rest
+        self.t0 = torch.where(failing, rest.times, self.t0)
+        self.t1 = torch.where(failing, rest.times, self.t1)
+        self.dt = torch.where(failing, 0.0, self.dt)
+        self.final = self.final & ~failing
+
+
+@lru_cache(maxsize=4)
+def _unbounded(lanes: int) -> tuple[Tensor, Tensor]:
+    highest = torch.full((lanes,), torch.inf, dtype=torch.float64)
+    return -highest, highest
+
+
+def column(x: Tensor, like: Tensor) -> Tensor:
+    """One number per lane as a tensor that broadcasts against the state, in its real dtype and on its device."""
+    dtype = like.dtype.to_real() if like.is_complex() else like.dtype
+    return x.to(device=like.device, dtype=dtype).reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def mask(x: Tensor, like: Tensor) -> Tensor:
+    """The same for a condition."""
+    return x.to(like.device).reshape(-1, *(1,) * (like.ndim - 1))
+
+
+class LaneSchedule:
+    """Turns proposals of a controller into plans, lane by lane; as [`Schedule`][seminode._stepping.schedule.Schedule].
+
+    `times` are the output times, one row per lane. It also decides which lanes fail, and keeps the others going.
+    """
+
+    smallest = 0.0  # the loop need not look
+
+    def __init__(
+        self,
+        controller: Controller,
+        order: int,
+        times: Tensor,
+        jumps: tuple[float, ...],
+        dtype: torch.dtype,
+        max_steps: float,
+    ):
+        self.controller, self._judge = controller, each_lane(controller)
+        self._order, self._dtype, self._max_steps = order, dtype, max_steps
+        self._sign = -1.0 if bool((times[:, -1] < times[:, 0]).any()) else 1.0
+        start, end = self._sign * times[:, 0], self._sign * times[:, -1]
+        self._s, self._end = start, end
+        self.start = times[:, 0]
+        self._span = end - start
+        # As in `Schedule`; times of the solve are between its ends, so that no clock is coarser than at one of them.
+        self._near = rounding(start, end)
+        self._coarsest = torch.maximum(self._near, 1e-30 * self._span).clamp(min=controller.dt_min * (1.0 - 1e-12))
+        self._last = self._end - self._near
+        self._carry = torch.zeros_like(start)
+        self._marks = Marks.of(controller, jumps, self._sign, start)
+        proposal, self._history = controller.first()
+        self._start_history = self._history
+        self._running = self._s < self._end
+        self._idle, self._zero = torch.full_like(start, torch.inf), torch.zeros_like(start)
+        self._proposal = None if proposal is None else select(self._running, proposal, self._idle)
+        self._largest_coarse = float(self._coarsest.max())
+        self._ratio = torch.zeros_like(start)
+        self._failing: Tensor | None = None  # from the next plan on
+        self.rest: Rest | None = None
+        self._rounds = 0
+        self.accepted = torch.zeros_like(start, dtype=torch.int64)
+        self.attempted = torch.zeros_like(self.accepted)
+        self._counts: list[tuple[Tensor, Tensor]] = []  # which lanes ran and which were accepted, not yet counted
+        self.failures: dict[int, tuple[int, float]] = {}  # by sample: which of `ERRORS`, and when
+
+    @property
+    def running(self) -> Tensor:
+        """Which lanes have neither reached their end nor failed."""
+        return self._running
+
+    @property
+    def failed(self) -> Tensor:
+        failed = torch.zeros_like(self._running)
+        failed[list(self.failures)] = True
+        return failed
+
+    @property
+    def unset(self) -> bool:
+        """Whether the first steps are still to be selected."""
+        return self._proposal is None
+
+    def begin(self, proposal: Tensor) -> None:
+        """Set the first steps. Those of lanes that do not run are infinite, so that they land where they are."""
+        proposal = torch.maximum(proposal, 2.0 * self._smallest(0.0)).clamp(max=self.controller.dt_max)
+        self._proposal = torch.where(self._running, proposal, self._idle)
+
+    def _smallest(self, proposal: Tensor | float) -> Tensor:
+        finest = torch.maximum(rounding(self._s, self._s + proposal), 1e-30 * self._span)
+        return finest.clamp(min=self.controller.dt_min * (1.0 - 1e-12))
+
+    def probe_length(self, h: Tensor) -> Tensor:
+        """A step to probe the field with: one that moves the clock."""
+        return torch.maximum(h, 2.0 * self._smallest(0.0))
+
+    def next(self) -> LanePlan | None:
+        """The next step of all lanes, or `None` if no lane is running."""
+        assert self._proposal is not None
+        if self._rounds >= self._max_steps:  # a lane that still runs has tried a step in every round
+            self.fail(self._running, 2)
+        shortest = float(self._proposal.min())
+        if shortest < self._largest_coarse:
+            self._check_lengths()
+            shortest = float(self._proposal.min())
+        if shortest == torch.inf and not bool(self._running.any()):
+            return None
+        self._rounds += 1
+        return self.plan(self._proposal)
+
+    def _check_lengths(self) -> None:
+        """Fail the lanes whose steps are too short to move their clocks, unless they land."""
+        plan = self.plan(self._proposal)
+        short = self._running & ~plan.lands & (plan.dt.abs() < self._smallest(self._proposal))
+        broken = ~torch.isfinite(self._ratio)
+        self.fail(short & broken, 0)
+        self.fail(short & ~broken, 1)
+
+    def plan(self, proposal: Tensor | float) -> LanePlan:
+        """Steps of the proposed lengths from where the lanes are, landing on the next place if they would reach it."""
+        s, marks = self._s, self._marks
+        ahead = proposal + self._carry
+        s1 = s + ahead
+        if marks is None:
+            lands = s1 >= self._last
+            s1 = torch.where(lands, self._end, s1)
+            final = lands & self._running
+        else:
+            place, at_end = marks.places(self._end)
+            lands = s1 >= place - self._near
+            s1 = torch.where(lands, place, s1)
+            final = lands & at_end & self._running
+        t0, t1 = (s, s1) if self._sign > 0 else (-s, -s1)
+        plan = LanePlan(t0, t1, proposal, ahead, lands, final, self._running)  # type: ignore[arg-type]
+        if marks is not None:
+            plan.floating = marks.floating
+            self._guard(plan, marks)
+        if self._failing is not None:
+            assert self.rest is not None
+            plan.fail(self._failing, self.rest)
+        return plan
+
+    def _guard(self, plan: LanePlan, marks: Marks) -> None:
+        """Keep the times of the field's evaluations on the right side of jumps at the ends of the steps."""
+        ends = marks.next_is_jump(self._end) & plan.lands & self._running
+        if not bool((ends | marks.on_jump).any()):
+            return
+        inf = torch.full_like(plan.t0, torch.inf)
+        past_start, before_end = self._neighbour(plan.t0, inf), self._neighbour(plan.t1, -inf)
+        first = torch.where(marks.on_jump, past_start, -self._sign * inf)
+        last = torch.where(ends, before_end, self._sign * inf)
+        plan.lowest, plan.highest = (first, last) if self._sign > 0 else (last, first)
+        plan.crosses_jump = bool((ends & ~plan.final).any())
+
+    def _neighbour(self, t: Tensor, infinity: Tensor) -> Tensor:
+        """The next time in the direction of the solve (against it, for −∞) in the dtype that the field sees."""
+        return torch.nextafter(t.to(self._dtype), (self._sign * infinity).to(self._dtype)).to(t.dtype)
+
+    def judge(self, plan: LanePlan, ratio: Tensor) -> bool:
+        """Accept or reject the step of every running lane. Whether any lane has moved or failed."""
+        running = self._running
+        verdict = self._judge(self._taken(plan), plan.proposal, ratio, self._order, self._history)
+        self._ratio = ratio
+        accept = running & verdict.accept
+        if plan.failing is not None:
+            self._failing = None  # they are in this plan
+        if not self.controller.adaptive:
+            broken = running & ~torch.isfinite(ratio)
+            if bool(broken.any()):
+                accept = accept & ~broken
+                self.fail(broken, 0, plan.t1)
+        unanimous = self._failing is None and torch.equal(accept, running)
+        self._counts.append((running, accept))
+        if len(self._counts) >= COUNTED:
+            self._count()
+        moved = unanimous or self._failing is not None or plan.failing is not None or bool(accept.any())
+        self._history = verdict.history
+        if moved:
+            self._advance(plan, accept, unanimous)
+        self._proposal = select(self._running, verdict.proposal, self._idle)
+        return moved
+
+    def _taken(self, plan: LanePlan) -> Tensor:
+        """The lengths of the steps: those proposed, where no running lane lands."""
+        lands = plan.final if self._marks is None else plan.lands & self._running
+        return torch.where(plan.lands, plan.dt.abs(), plan.proposal) if bool(lands.any()) else plan.proposal
+
+    def _count(self) -> None:
+        if not self._counts:
+            return
+        running, accepted = (torch.stack(masks).sum(0) for masks in zip(*self._counts, strict=True))
+        self.attempted, self.accepted = self.attempted + running, self.accepted + accepted
+        self._counts.clear()
+
+    def _advance(self, plan: LanePlan, accept: Tensor, unanimous: bool) -> None:
+        carry = plan.ahead - plan.dt if self._sign > 0 else plan.ahead + plan.dt
+        carry = torch.where(plan.lands, self._zero, carry)
+        plan.settle(accept, unanimous)
+        if self._failing is not None:
+            assert self.rest is not None
+            plan.fail(self._failing, self.rest)
+            self._failing = None
+        self._s = plan.t1 if self._sign > 0 else -plan.t1
+        self._carry = carry if unanimous else torch.where(accept, carry, self._carry)
+        if self._marks is not None:
+            reached = self._marks.pass_on(accept, accept & plan.lands, self._end)
+            if self.controller.adaptive:  # the trend of the error ends at a jump
+                pairs = zip(self._start_history, self._history, strict=True)
+                self._history = tuple(torch.where(reached, first, now) for first, now in pairs)
+        self._running = self._s < self._end
+
+    def fail(self, lanes: Tensor, error: int, times: Tensor | None = None) -> None:
+        """Stop lanes for good, and set them aside where the field is finite."""
+        if not bool(lanes.any()):
+            return
+        at = self._sign * self._s if times is None else times
+        for i in lanes.nonzero().flatten().tolist():
+            self.failures[i] = error, float(at[i])
+        self._failing = lanes if self._failing is None else self._failing | lanes
+        self._running = self._running & ~lanes
+        if self.rest is not None:
+            s = self._sign * self.rest.times
+            self._s, self._end = torch.where(lanes, s, self._s), torch.where(lanes, s, self._end)
+            self._last = torch.where(lanes, s, self._last)
+        self._carry = torch.where(lanes, 0.0, self._carry)
+        if self._proposal is not None:
+            self._proposal = torch.where(lanes, self._idle, self._proposal)
+
+    def per_sample(self) -> PerSample:
+        """What each lane did, and how it ended."""
+        self._count()
+        statuses = list(Status)
+        codes = torch.zeros_like(self.accepted)
+        for i, (error, _) in self.failures.items():
+            codes[i] = statuses.index(Status(ERRORS[error].status))
+        return PerSample(self.accepted, self.attempted - self.accepted, codes)
+
+    def error(self) -> SolveError | None:
+        """An error that names the lanes that failed; `None` if none has."""
+        if not self.failures:
+            return None
+        ordered = sorted(self.failures.items())
+        named = [f"sample {i} ({ERRORS[e].status} at t = {t:g})" for i, (e, t) in ordered[:NAMED]]
+        more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+        kind = ERRORS[min(e for e, _ in self.failures.values())]
+        count, total = len(ordered), len(self.accepted)
+        return kind(
+            f"{count} of {total} samples failed: {', '.join(named)}{more}. All other samples have reached the end of "
+            "their intervals; throw=False returns them, with NaN for the failed ones and the status of each in "
+            "sol.stats.per_sample. Solve a failed sample alone to see details.",
+            t=ordered[0][1][1],
+            samples=tuple(i for i, _ in ordered),
+        )
+
+
+class Marks:
+    """Places other than the ends at which steps must end: jumps and step-to times, the same for all lanes."""
+
+    def __init__(self, marks: dict[float, bool], start: Tensor):
+        ordered = sorted(marks)
+        self._s = torch.tensor([*ordered, torch.inf], dtype=torch.float64)
+        self._is_jump = torch.tensor([*(marks[s] for s in ordered), False])
+        self._next = torch.searchsorted(self._s, start, right=True)
+        self.on_jump = (self._s[(self._next - 1).clamp(min=0)] == start) & self._is_jump[(self._next - 1).clamp(min=0)]
+        self.floating = torch.ones_like(start, dtype=torch.bool)
+
+    @classmethod
+    def of(cls, controller: Controller, jumps: tuple[float, ...], sign: float, start: Tensor) -> Marks | None:
+        marks = {sign * t: False for t in controller.step_to} | {sign * t: True for t in jumps}
+        return cls(marks, start) if marks else None
+
+    def places(self, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the next step of each lane must end, and whether that is the end of its interval."""
+        mark = self._s[self._next]
+        return torch.minimum(mark, end), mark >= end
+
+    def next_is_jump(self, end: Tensor) -> Tensor:
+        return self._is_jump[self._next] & (self._s[self._next] <= end)
+
+    def pass_on(self, accept: Tensor, landed: Tensor, end: Tensor) -> Tensor:
+        """Move on to the next places. Which lanes are on a jump now."""
+        reached = landed & self.next_is_jump(end)
+        self.on_jump = torch.where(accept, reached, self.on_jump)
+        self._next = torch.where(landed, self._next + 1, self._next).clamp(max=len(self._s) - 1)
+        self.floating = self.floating & ~landed
+        return reached
+
+
+def mean_interval(times: Tensor) -> tuple[float, float]:
+    """An interval as long as those of the lanes on average."""
+    return 0.0, float((times[:, -1] - times[:, 0]).mean())
+
+
+def rounding(a: Tensor, b: Tensor) -> Tensor:
+    """A few times the distance of neighbouring floats between a and b."""
+    size = torch.maximum(a.abs(), b.abs())
+    return 4.0 * (torch.nextafter(size, torch.full_like(size, torch.inf)) - size)
+
+
+def each_lane(controller: Controller) -> Any:
+    """The controller's `judge` for tensors; that of a controller for numbers only is called for every lane."""
+    if vars(type(controller)).get("elementwise", False):
+        return controller.judge
+
+    def judge(dt: Tensor, proposal: Tensor, ratio: Tensor, order: int, history: tuple[Any, ...]) -> Verdict:
+        columns = [h.tolist() if isinstance(h, Tensor) else itertools.repeat(h) for h in history]
+        lanes = zip(dt.tolist(), proposal.tolist(), ratio.tolist(), strict=True)
+        pasts = zip(*columns, strict=False) if columns else itertools.repeat(())
+        verdicts = [
+            controller.judge(*lane, order, past) if lane[0] > 0.0 else Verdict(False, 0.0, past)
+            for lane, past in zip(lanes, pasts, strict=False)
+        ]
+        accept, proposals, histories = zip(*verdicts, strict=True)
+        past = tuple(torch.tensor(column, dtype=torch.float64) for column in zip(*histories, strict=True))
+        return Verdict(torch.tensor(accept), torch.tensor(proposals, dtype=torch.float64), past)  # type: ignore[arg-type]
+
+    return judge

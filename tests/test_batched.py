@@ -1,0 +1,423 @@
+"""solve(..., batched=True): every sample of a batch has its own clock, steps and status."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seminode as sn
+from seminode.controllers import Adaptive, History
+
+DOUBLE = torch.float64
+
+
+def van_der_pol(t: Tensor, y: Tensor, mu: Tensor) -> Tensor:
+    x, v = y[..., 0], y[..., 1]
+    return torch.stack([v, mu * (1 - x**2) * v - x], -1)
+
+
+def oscillators(count: int, highest: float = 30.0) -> tuple[Tensor, Tensor]:
+    mu = torch.logspace(-1, math.log10(highest), count, dtype=DOUBLE)
+    return torch.tensor([2.0, 0.0], dtype=DOUBLE).repeat(count, 1), mu
+
+
+TS = torch.linspace(0, 5, 7, dtype=DOUBLE)
+
+
+class Cautious(Adaptive):
+    """A controller for numbers only."""
+
+    def growth(self, ratio: float, order: int, history: History) -> float:
+        return 0.8 * math.exp(-math.log(max(ratio, 1e-10)) / (order + 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"controller": sn.PID.preset("PI42")},
+        {"controller": sn.PID.preset("H312PID"), "solver": "tsit5"},
+        {"controller": sn.Integral(dt0=0.1, dt_max=0.2)},
+        {"controller": sn.Integral(dt_min=1e-2, at_dt_min="accept")},
+        {"controller": sn.Integral(step_to=(0.7, 2.1))},
+        {"controller": Cautious()},
+        {"controller": sn.FixedStep(0.01)},
+        {"controller": sn.FixedStep(0.01), "solver": "rk4"},
+        {"controller": sn.PrescribedSteps([0.01] * 100, step_to=[1.5]), "solver": "midpoint"},
+        {"solver": "tsit5"},
+        {"solver": "dopri8"},
+        {"solver": "adaptive_heun", "rtol": 1e-4, "atol": 1e-4},
+        {"jumps": [1.3, 2.0]},
+        {"norm": "max"},
+        {"save": "last"},
+    ],
+    ids=str,
+)
+def test_samples_take_the_steps_that_they_take_alone(options: dict[str, Any]) -> None:
+    y0, mu = oscillators(9, 10.0)
+    controller = options.get("controller")
+    ts = TS[TS <= 1.0] if isinstance(controller, sn.PrescribedSteps) else TS
+    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, **options)
+    assert sol.stats.per_sample is not None
+    for i in range(len(y0)):
+        alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],), **options)
+        torch.testing.assert_close(sol.ys[:, i], alone.ys, rtol=1e-9, atol=1e-9)
+        assert int(sol.stats.per_sample.accepted[i]) == alone.stats.accepted
+        assert int(sol.stats.per_sample.rejected[i]) == alone.stats.rejected
+    torch.testing.assert_close(sol.ts, ts if options.get("save") != "last" else ts[-1:])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_times_of_every_sample(sign: float) -> None:
+    y0, mu = oscillators(5)
+    ts = sign * (TS * torch.linspace(0.2, 1.0, 5, dtype=DOUBLE)[:, None] + torch.arange(5, dtype=DOUBLE)[:, None])
+
+    def field(t: Tensor, y: Tensor, mu: Tensor) -> Tensor:
+        assert t.shape in ((), (5,))
+        return van_der_pol(t, y, mu) * sign + torch.cos(t)[..., None]
+
+    sol = sn.solve(field, y0, ts, args=(mu,), batched=True)
+    assert sol.ts.shape == (7, 5)
+    for i in range(5):
+        alone = sn.solve(field, y0[i], ts[i], args=(mu[i],))
+        torch.testing.assert_close(sol.ys[:, i], alone.ys, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(sol.ts[:, i], ts[i])
+
+
+def test_a_sample_with_an_empty_interval_stays_where_it_is() -> None:
+    y0, mu = oscillators(3)
+    ts = torch.stack([TS, torch.full_like(TS, 2.0), TS])
+    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
+    assert torch.equal(sol.ys[:, 1], y0[1].expand(7, 2))
+    assert sol.stats.per_sample is not None and int(sol.stats.per_sample.accepted[1]) == 0
+    whole = sn.solve(van_der_pol, y0, torch.full((3, 2), 1.0, dtype=DOUBLE), args=(mu,), batched=True)
+    assert torch.equal(whole.ys, y0.expand(2, 3, 2)) and whole.stats.accepted == 0
+
+
+def test_structures_keep_their_leaves() -> None:
+    y0, mu = oscillators(4)
+    tree = {"x": y0[:, 0], "rest": (y0[:, 1:], torch.zeros(4, 2, 2, dtype=DOUBLE))}
+
+    def field(t: Tensor, y: Any, mu: Tensor) -> Any:
+        x, v = y["x"], y["rest"][0][:, 0]
+        energy = (x**2 + v**2)[:, None, None].expand(-1, 2, 2) * torch.cos(t)[:, None, None]
+        return {"x": v, "rest": ((mu * (1 - x**2) * v - x)[:, None], energy)}
+
+    sol = sn.solve(field, tree, TS, args=(mu,), batched=True, norm=sn.norms.Without((False, False, True)))
+    assert sol.ys["x"].shape == (7, 4) and sol.ys["rest"][1].shape == (7, 4, 2, 2)
+    plain = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True)
+    torch.testing.assert_close(sol.ys["x"], plain.ys[..., 0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    rate = torch.tensor([0.5, 2.0, 5.0])
+    y0 = torch.ones(3, 2, dtype=dtype)
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return -rate.to(y.dtype)[:, None] * y
+
+    sol = sn.solve(field, y0, [0.0, 0.3, 1.0], batched=True)
+    assert sol.ys.dtype == dtype
+    expected = torch.exp(-rate).to(dtype)[:, None].expand(3, 2)
+    torch.testing.assert_close(sol.ys[-1], expected, rtol=3e-2 if dtype == torch.bfloat16 else 1e-3, atol=1e-3)
+
+
+def test_a_function_of_the_outputs_sees_one_time_per_sample() -> None:
+    y0, mu = oscillators(3)
+    sol = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True, save=lambda t, y: t + y[:, 0])
+    plain = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True)
+    torch.testing.assert_close(sol.ys, TS[:, None] + plain.ys[..., 0])
+
+
+# ── Gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Inputs:
+    """A problem with every kind of differentiable input."""
+
+    def __init__(self, own_times: bool, times_too: bool = True):
+        generator = torch.Generator().manual_seed(1)
+        self.weight = (0.7 * torch.randn(3, 3, dtype=DOUBLE, generator=generator)).requires_grad_()
+        self.rate = torch.linspace(0.5, 8, 4, dtype=DOUBLE).requires_grad_()
+        self.y0 = torch.randn(4, 3, dtype=DOUBLE, generator=generator).requires_grad_()
+        ts = torch.tensor([0.0, 0.13, 0.4, 0.743, 1.0], dtype=DOUBLE)
+        if own_times:
+            ts = ts * torch.linspace(1, 2, 4, dtype=DOUBLE)[:, None] + 0.1 * torch.arange(4, dtype=DOUBLE)[:, None]
+        self.ts = ts.requires_grad_(times_too)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for x in (self.y0, self.ts, self.rate, self.weight) if x.requires_grad]
+
+    def field(self) -> Callable[..., Tensor]:
+        weight = self.weight
+
+        def field(t: Tensor, y: Tensor, rate: Tensor) -> Tensor:
+            side = torch.where(t < 0.5, 1.0, 0.3)
+            return torch.tanh(y @ weight) * torch.cos(rate * t)[..., None] - (rate * side)[..., None] * y
+
+        return field
+
+    def batched(self, **options: Any) -> Tensor:
+        ys = sn.solve(self.field(), self.y0, self.ts, args=(self.rate,), batched=True, **options).ys
+        return loss(ys)
+
+    def alone(self, **options: Any) -> Tensor:
+        solutions = [
+            sn.solve(self.field(), y0, self.ts if self.ts.ndim == 1 else self.ts[i], args=(rate,), **options).ys
+            for i, (y0, rate) in enumerate(zip(self.y0, self.rate, strict=True))
+        ]
+        return loss(torch.stack(solutions, 1))
+
+
+def loss(ys: Tensor) -> Tensor:
+    return (ys * torch.cos(torch.arange(ys.numel(), dtype=DOUBLE)).reshape(ys.shape)).sum() + 0.1 * (ys**2).sum()
+
+
+def gradients_of(value: Tensor, inputs: Inputs) -> list[Tensor]:
+    return list(torch.autograd.grad(value, inputs.tensors))
+
+
+ADJOINTS = [sn.Replay(), sn.Replay(every=3), sn.Checkpointed(3), sn.Direct()]
+
+
+@pytest.mark.parametrize("adjoint", ADJOINTS, ids=str)
+@pytest.mark.parametrize("own_times", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"jumps": [0.5]}, {"save": "last"}, {"controller": sn.FixedStep(0.07)}, {"solver": "adaptive_heun", "rtol": 1e-3}],
+    ids=str,
+)
+def test_gradients_are_those_of_the_samples_alone(adjoint: Any, own_times: bool, options: dict[str, Any]) -> None:
+    alone, together = Inputs(own_times), Inputs(own_times)
+    expected = gradients_of(alone.alone(**options), alone)
+    found = gradients_of(together.batched(adjoint=adjoint, **options), together)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_second_derivatives() -> None:
+    alone, together = Inputs(False), Inputs(False)
+    seconds = []
+    for inputs, value in ((alone, alone.alone()), (together, together.batched())):
+        first = torch.autograd.grad(value, [inputs.y0, inputs.rate], create_graph=True)
+        seconds.append(torch.autograd.grad(sum((g**2).sum() for g in first), inputs.tensors))
+    torch.testing.assert_close(seconds[1], seconds[0], rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_for_times_are_those_of_the_frozen_map() -> None:
+    """Central differences with the steps held fixed: fixed steps that depend on nothing."""
+    options = {"controller": sn.FixedStep(0.11)}
+    inputs = Inputs(True)
+    found = gradients_of(inputs.batched(**options), inputs)[1]
+    direction = torch.cos(torch.arange(inputs.ts.numel(), dtype=DOUBLE)).reshape(inputs.ts.shape)
+    sides = []
+    for h in (1e-5, -1e-5):
+        moved = Inputs(True)
+        moved.ts = (moved.ts.detach() + h * direction).requires_grad_()
+        sides.append(float(moved.batched(**options).detach()))
+    assert float((found * direction).sum()) == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times_too", [False, True])
+@pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Checkpointed(3), sn.Direct()], ids=str)
+def test_compiled_gradients(adjoint: Any, times_too: bool) -> None:
+    alone, together = Inputs(True, times_too), Inputs(True, times_too)
+    expected = gradients_of(alone.alone(), alone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sn.errors.CompileWarning)
+        found = gradients_of(together.batched(adjoint=adjoint, compile=True), together)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_again_while_samples_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seminode._compile import inductor
+
+    compiled: list[Any] = []
+    back_end = inductor.back_end
+    monkeypatch.setattr(inductor, "back_end", lambda *args: compiled.append(args) or back_end(*args))
+    y0, mu = oscillators(6, 5.0)
+    y0.requires_grad_()
+    ts = TS * torch.linspace(0.1, 1.0, 6, dtype=DOUBLE)[:, None]
+    counts = []
+    for scale in (1.0, 0.7):
+        sol = sn.solve(van_der_pol, y0, scale * ts, args=(mu,), batched=True, compile=True)
+        sol.ys.square().sum().backward()
+        counts.append(len(compiled))
+    assert counts[0] == counts[1] <= 4  # an evaluation, a step, and VJPs with and without outputs inside
+
+
+# ── Failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def growth(t: Tensor, y: Tensor, rate: Tensor) -> Tensor:
+    return rate[:, None] * y**2
+
+
+BROKEN = [
+    {},
+    {"adjoint": sn.Direct()},
+    {"adjoint": sn.Checkpointed(2)},
+    {"controller": sn.FixedStep(0.05)},
+    {"controller": sn.FixedStep(0.05), "adjoint": sn.Direct()},
+    {"solver": "adaptive_heun", "rtol": 1e-3},
+]
+
+
+@pytest.mark.parametrize("options", BROKEN, ids=str)
+def test_failed_samples_change_no_other(options: dict[str, Any]) -> None:
+    """One is NaN from the start, one blows up on the way; shared weights get a finite gradient."""
+    y0 = torch.linspace(0.1, 1, 12, dtype=DOUBLE).reshape(6, 2)
+    rate = torch.tensor([0.1, 0.2, 0.0, 0.3, -1.0, 0.4], dtype=DOUBLE)
+    ts = torch.linspace(0, 1, 5, dtype=DOUBLE)
+    good, results = [0, 2, 4, 5], []
+    for broken in (False, True):
+        start, rates = y0.clone(), rate.clone()
+        if broken:
+            start[3] = torch.nan
+            rates[1] = 2e200 if "controller" in options else 50.0
+        start.requires_grad_()
+        scale = torch.ones((), dtype=DOUBLE, requires_grad=True)
+        field = lambda t, y, rate, scale=scale: scale * growth(t, y, rate)  # noqa: E731
+        sol = sn.solve(field, start, ts, args=(rates,), batched=True, throw=False, **options)
+        grads = torch.autograd.grad(sol.ys[:, good].sum(), [start, scale])
+        results.append((sol, grads))
+    (whole, grads), (partial, broken_grads) = results
+    assert torch.equal(partial.ys[:, good], whole.ys[:, good])
+    assert torch.equal(broken_grads[0][good], grads[0][good])
+    assert torch.isfinite(broken_grads[1]) and torch.equal(broken_grads[0][[1, 3]], torch.zeros(2, 2, dtype=DOUBLE))
+    assert partial.stats.per_sample is not None
+    assert partial.stats.per_sample.failed == [1, 3]
+    assert partial.stats.per_sample.statuses[3] is sn.Status.NON_FINITE_STATE
+    assert partial.status is not sn.Status.SUCCESS and partial.error is not None and partial.error.samples == (1, 3)
+    assert bool(torch.isnan(partial.ys[-1, [1, 3]]).all()) and bool(torch.isfinite(partial.ys[:, good]).all())
+
+
+def test_one_nan_among_many_changes_no_other_by_a_bit() -> None:
+    y0, mu = oscillators(1024, 3.0)
+    ts = torch.linspace(0, 1, 3, dtype=DOUBLE)
+    whole = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
+    y0[300, 1] = torch.nan
+    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, throw=False)
+    others = torch.arange(1024) != 300
+    assert torch.equal(sol.ys[:, others], whole.ys[:, others])
+    assert bool(torch.isnan(sol.ys[1:, 300]).all())
+
+
+def test_an_error_names_the_samples() -> None:
+    y0 = torch.ones(12, 2, dtype=DOUBLE)
+    rate = torch.zeros(12, dtype=DOUBLE)
+    rate[4] = 50.0
+    with pytest.raises(sn.StepSizeUnderflow, match=r"1 of 12 samples failed: sample 4 \(step size underflow") as caught:
+        sn.solve(growth, y0, [0.0, 1.0], args=(rate,), batched=True)
+    assert caught.value.samples == (4,)
+    assert int(caught.value.stats.per_sample.accepted[0]) > 0
+    y0[1:] = torch.nan
+    with pytest.raises(sn.NonFiniteState, match="sample 8 .* and 3 more"):
+        sn.solve(growth, y0, [0.0, 1.0], args=(torch.zeros(12, dtype=DOUBLE),), batched=True)
+
+
+def test_max_steps_counts_the_steps_of_each_sample() -> None:
+    y0, mu = oscillators(4, 20.0)
+    sol = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True, throw=False, max_steps=60)
+    assert sol.stats.per_sample is not None
+    total = sol.stats.per_sample.accepted + sol.stats.per_sample.rejected
+    assert sol.stats.per_sample.statuses[-1] is sn.Status.MAX_STEPS_REACHED and int(total[-1]) == 60
+    assert sol.stats.per_sample.statuses[0] is sn.Status.SUCCESS and int(total[0]) < 60
+
+
+def test_all_samples_may_fail() -> None:
+    y0 = torch.full((3, 2), torch.nan, dtype=DOUBLE)
+    sol = sn.solve(growth, y0, [0.0, 1.0], args=(torch.zeros(3, dtype=DOUBLE),), batched=True, throw=False)
+    assert sol.stats.per_sample is not None and sol.stats.per_sample.failed == [0, 1, 2]
+
+
+# ── What is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adjoint": sn.Backsolve()}, "adjoint: Backsolve has one backward clock.*sn.Replay"),
+        ({"adjoint": sn.Interpolating()}, "adjoint: Interpolating"),
+        ({"adjoint": sn.Quadrature()}, "adjoint: Quadrature"),
+        ({"adjoint": sn.Reversible()}, "adjoint: Reversible"),
+        ({"solver": sn.solvers.ReversibleHeun() if hasattr(sn.solvers, "ReversibleHeun") else "reversible_heun"}, "solver"),
+        ({"norm": "auto"}, "norm: 'auto'.*Without"),
+        ({"save": "steps"}, "save: 'steps' has no common shape"),
+        ({"dense": True}, "dense: is not available"),
+        ({"record": True}, "record: is not available.*per_sample"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    y0, mu = oscillators(3)
+    with pytest.raises(ValueError, match=message):
+        sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("ts", "message"),
+    [
+        (torch.zeros(2, 7), r"expected shape \(T,\) or \(B, T\) with B = 3, found \(2, 7\)"),
+        (torch.zeros(7, 3), r"found \(7, 3\); transpose it"),
+        (torch.zeros(3, 2, 2), r"found \(3, 2, 2\)"),
+        (torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), "sample 0 goes forward and sample 1 backward"),
+        (torch.tensor([[0.0, 1.0, 0.5, 2.0]] * 3), r"increasing, but ts\[0, 2\] = 0.5 after 1.0"),
+        (torch.tensor([[0.0, 1.0], [0.0, torch.inf], [0.0, 1.0]]), r"ts\[1, 1\]: expected a finite time"),
+    ],
+    ids=str,
+)
+def test_times_that_make_no_sense(ts: Tensor, message: str) -> None:
+    y0, mu = oscillators(3)
+    with pytest.raises(ValueError, match=message):
+        sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
+
+
+def test_states_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"same size of the first axis.*3 in y0\[0\] and 2 in y0\[1\]"):
+        sn.solve(lambda t, y: y, (torch.zeros(3, 2), torch.zeros(2, 2)), [0.0, 1.0], batched=True)
+    with pytest.raises(ValueError, match="y0: with batched=True expected a batch axis"):
+        sn.solve(lambda t, y: y, torch.zeros(()), [0.0, 1.0], batched=True)
+    with pytest.raises(TypeError, match="batched: expected True or False"):
+        sn.solve(lambda t, y: y, torch.zeros(3, 2), [0.0, 1.0], batched=1)  # type: ignore[call-overload]
+
+
+def test_a_field_for_one_time_is_told_that_there_are_several() -> None:
+    with pytest.raises(ValueError, match=r"batched.*t has shape \(3,\)"):
+        sn.solve(lambda t, y: y if t < 1.0 else -y, torch.ones(3, 2), [0.0, 2.0], batched=True)
+    with pytest.raises(ValueError, match=r"t has shape \(3,\).*size of tensor"):
+        sn.solve(lambda t, y: torch.cos(t) * y, torch.ones(3, 2), [0.0, 2.0], batched=True)
+
+
+def test_fields_that_couple_samples_are_refused() -> None:
+    # As many samples as entries: the product broadcasts over the wrong axis.
+    with pytest.raises(ValueError, match=r"derivative of sample 1 depends on the time or the state of sample 0.*t\[:, "):
+        sn.solve(lambda t, y: torch.cos(t) * y, torch.ones(3, 3), [0.0, 2.0], batched=True)
+    with pytest.raises(ValueError, match="must not depend on each other"):
+        sn.solve(lambda t, y: y.mean(0) - y, torch.rand(3, 2), [0.0, 2.0], batched=True)
+
+
+@pytest.mark.slow
+def test_a_thousand_oscillators() -> None:
+    """Each is within the tolerance; the easy half takes far fewer steps than with a step size for all."""
+    y0, mu = oscillators(1024, 100.0)
+    ts = torch.tensor([0.0, 2.0], dtype=DOUBLE)
+    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
+    exact = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, rtol=1e-11, atol=1e-12, solver="dopri8")
+    error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-8 + 1e-6 * exact.ys[-1].abs())
+    assert float(error.max()) < 50.0
+    shared = sn.solve(van_der_pol, y0, ts, args=(mu,), norm="max")
+    assert sol.stats.per_sample is not None
+    assert float(sol.stats.per_sample.accepted[:512].double().mean()) * 5 < shared.stats.accepted
+    for i in range(0, 1024, 93):
+        alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],))
+        assert int(sol.stats.per_sample.accepted[i]) == alone.stats.accepted
