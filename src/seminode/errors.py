@@ -73,6 +73,12 @@ class StepFailure(SolveError):
     status = "step failure"
 
 
+class NewtonDivergence(StepFailure):
+    """The stages of an implicit step could not be solved for, however small the step, or with a fixed step."""
+
+    status = "newton divergence"
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called into this package."""
     # Private, but documented, and nothing else gets a frame without the cost of a traceback.

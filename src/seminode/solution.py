@@ -25,6 +25,7 @@ class Status(enum.Enum):
     MAX_STEPS_REACHED = "max steps reached"
     NON_FINITE_STATE = "non-finite state"
     STEP_FAILURE = "step failure"
+    NEWTON_DIVERGENCE = "newton divergence"
 
     @classmethod
     def of(cls, error: SolveError | None) -> Status:
@@ -55,6 +56,9 @@ class Stats:
             `Quadrature`), an estimate of the error of that integral, relative to it in the Euclidean norm.
         checks: evaluations that only look at the field, for `norm="auto"` and to make sure on a backward pass that the
             field has not changed since the solve; they are not in `nfe`.
+        jacobians, factorisations, newton_iterations: of implicit solvers. A Jacobian costs one evaluation, which is in
+            `nfe`, and VJPs; an iteration evaluates the stages that it solves for.
+        products: products of a vector with a Jacobian, with `linear_solver="gmres"`.
     """
 
     nfe: int = 0
@@ -65,6 +69,10 @@ class Stats:
     vjp_params: int = 0
     params_error: float | None = None
     checks: int = 0
+    jacobians: int = 0
+    factorisations: int = 0
+    newton_iterations: int = 0
+    products: int = 0
     report: BackwardReport = field(default_factory=BackwardReport, repr=False, compare=False)
 
     @property
@@ -76,6 +84,11 @@ class Stats:
         text = f"nfe={self.nfe}, accepted={self.accepted}, rejected={self.rejected}"
         if self.jumps:
             text += f", jumps={self.jumps}"
+        if self.jacobians:
+            text += f", jacobians={self.jacobians}, factorisations={self.factorisations}"
+            text += f", newton_iterations={self.newton_iterations}"
+        if self.products:
+            text += f", products={self.products}"
         if self.vjp_y or self.vjp_params:
             text += f", vjp_y={self.vjp_y}, vjp_params={self.vjp_params}"
         if self.checks:

@@ -43,6 +43,10 @@ class Counter(Observer):
         self.n_rejected = 0
         self.jumps = 0
         self.checks = 0
+        self.jacobians = 0
+        self.factorisations = 0
+        self.newton_iterations = 0
+        self.products = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
         self.n_accepted += 1
@@ -63,7 +67,8 @@ class Counter(Observer):
         report: BackwardReport | None = None,
     ) -> Stats:
         counts = self.nfe, self.n_accepted, self.n_rejected, self.jumps, vjp_y, vjp_params, params_error, self.checks
-        return Stats(*counts) if report is None else Stats(*counts, report)
+        implicit = self.jacobians, self.factorisations, self.newton_iterations, self.products
+        return Stats(*counts, *implicit) if report is None else Stats(*counts, *implicit, report)
 
 
 class Recorder(Observer):

@@ -78,7 +78,9 @@ def completed(
         slopes = [*slopes, end]
     # The estimate is only looked at, so it carries no derivative with respect to dt.
     plain = dt.value if isinstance(dt, MovingStep) else dt
-    return Attempt(result, end, solver.error(plain, slopes) if error else None)
+    if not error:
+        return Attempt(result, end, None)
+    return Attempt(result, end, solver.error(plain, slopes) if result.error is None else result.error)
 
 
 class Step:

@@ -115,11 +115,11 @@ class ForwardPass:
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
         """What takes the steps: compiled where that was asked for and is possible."""
-        problem, controlled = self.problem, self.problem.error is not None
+        problem = self.problem
         if field is None and shifts is None and self.capture is not None:
             return compiled_engine(problem, self.determinism, self.log, self.capture)
         field, solver, like = problem.field if field is None else field, problem.solver, problem.y0
-        return eager_engine(field, solver, like, self.determinism, self.log, controlled=controlled, shifts=shifts)
+        return eager_engine(field, solver, like, self.determinism, self.log, norm=problem.error, shifts=shifts)
 
     def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
         """The first evaluation of the solve."""

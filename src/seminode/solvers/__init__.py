@@ -21,16 +21,34 @@ from .explicit import (
     Ralston,
     Tsit5,
 )
+from .implicit import (
+    IMPLICIT,
+    SDIRK2,
+    TRBDF2,
+    GaussLegendre4,
+    GaussLegendre6,
+    ImplicitEuler,
+    ImplicitMidpoint,
+    ImplicitName,
+    ImplicitRungeKutta,
+    Kvaerno3,
+    Kvaerno5,
+    RadauIIA3,
+    RadauIIA5,
+    Trapezoid,
+)
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 
-SolverName = Literal[ExplicitName, "reversible_heun"]
+SolverName = Literal[ExplicitName, ImplicitName, "reversible_heun"]
 
 #: Solvers by the names that `solve(solver=...)` takes.
-BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, "reversible_heun": ReversibleHeun}
+BY_NAME: dict[str, type[Solver]] = {**EXPLICIT, **IMPLICIT, "reversible_heun": ReversibleHeun}
 
 __all__ = [
     "BY_NAME",
     "RK4",
+    "SDIRK2",
+    "TRBDF2",
     "AdaptiveHeun",
     "Bosh3",
     "Dopri5",
@@ -39,8 +57,18 @@ __all__ = [
     "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
+    "GaussLegendre4",
+    "GaussLegendre6",
     "Heun",
+    "ImplicitEuler",
+    "ImplicitMidpoint",
+    "ImplicitName",
+    "ImplicitRungeKutta",
+    "Kvaerno3",
+    "Kvaerno5",
     "Midpoint",
+    "RadauIIA3",
+    "RadauIIA5",
     "Ralston",
     "ReversibleHeun",
     "ReversibleRK",
@@ -48,5 +76,6 @@ __all__ = [
     "Solver",
     "SolverName",
     "StepResult",
+    "Trapezoid",
     "Tsit5",
 ]

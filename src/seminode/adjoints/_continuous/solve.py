@@ -159,7 +159,8 @@ class BackwardSolve:
         evaluate = eager = AdjointEvaluator(system, integral, log)
         if self.programs is not None:
             evaluate = CompiledAdjointEvaluator(self.programs, system, integral, eager, log, self.needs[1])
-        step = AdjointStepper(solver, evaluate, EagerStepper(solver, evaluate, self.error is not None), integral)
+        eager_step = EagerStepper(solver, evaluate, self.error is not None, norm=self.error)
+        step = AdjointStepper(solver, evaluate, eager_step, integral)
         if self.programs is not None:
             step = CompiledAdjointStepper(solver, self.programs, system, integral, evaluate, step, log)
         return Engine(solver, system.layout(self.y0), self.counter, evaluate, step)

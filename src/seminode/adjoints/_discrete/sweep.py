@@ -165,7 +165,7 @@ class Sweep:
     def engine(self, shifts: StepShifts | None = None) -> Engine:
         """What takes steps again eagerly."""
         solver = self.problem.solver
-        step = EagerStepper(solver, self.evaluate, shifts=shifts)
+        step = EagerStepper(solver, self.evaluate, shifts=shifts, orders=1)
         return Engine(solver, self.problem.field.layout, self.counter, self.evaluate, step, shifts)
 
     def advance(self, i: int, j: int, start: State, observers: Sequence[Observer] = ()) -> State:
@@ -257,7 +257,7 @@ class Sweep:
         if self.problem.params is None:
             times, states = zip(*(self.evaluate.handed or ()), strict=True)
             self.evaluate.handed = None  # which would keep the graph alive
-            check_accounted(values, [*known, *times], self._computed, states)
+            check_accounted(values, [*known, *times, *states], self._computed, states)
 
     @cached_property
     def _computed(self) -> list[Tensor]:
