@@ -1,7 +1,8 @@
 """Implicit Runge-Kutta methods as data: frozen Butcher tableaux that check their coefficients when they are created.
 
-As for explicit methods, a tableau includes its dense output, p(x) = y0 + dt sum_i b_i(x) k_i, 0 <= x <= 1. It reads the
-slopes of the stages only: at the end of a stiff step, f(t1, y1) magnifies the error of y1.
+As for explicit methods, a tableau includes its dense output, p(x) = y0 + dt sum_i b_i(x) k_i, 0 <= x <= 1. Those of
+L-stable methods with an explicit first stage are combinations of the states of the other stages, sum_i w_i(x) (Y_i - y0)
+with b(x) = w(x) a: in f(t0, y0) the error of a stiff state is magnified, in these states it is damped.
 """
 
 from collections.abc import Sequence
@@ -191,7 +192,7 @@ SDIRK2 = ImplicitTableau(
 )
 
 # Bank et al. (1985); error estimate of order 3 and its filter: Hosea, Shampine, Analysis and implementation of TR-BDF2,
-# Appl. Numer. Math. 20 (1996). The dense output is the quadratic of order 2 that starts with the slope k_1.
+# Appl. Numer. Math. 20 (1996). The dense output is the one quadratic of order 2 in the states of the stages.
 _D, _W = 1.0 - sqrt(0.5), sqrt(0.125)
 TRBDF2 = ImplicitTableau(
     "trbdf2",
@@ -199,7 +200,7 @@ TRBDF2 = ImplicitTableau(
     (0.0, 2.0 * _D, 1.0),
     ((0.0, 0.0, 0.0), (_D, _D, 0.0), (_W, _W, _D)),
     (_W, _W, _D),
-    ((1.0, _W - 1.0), (0.0, _W), (0.0, _D)),
+    ((2.0 * _W, -_W), (2.0 * _W, -_W), (1.0 - 4.0 * _W, 2.0 * _W)),
     2,
     embedded_order=2,
     e=(_W - (1.0 - _W) / 3.0, _W - (3.0 * _W + 1.0) / 3.0, _D - _D / 3.0),
@@ -207,7 +208,8 @@ TRBDF2 = ImplicitTableau(
 )
 
 # Kvaerno, Singly diagonally implicit Runge-Kutta methods with an explicit first stage, BIT 44 (2004): ESDIRK3/2 with
-# gamma the root of x^3 - 3 x^2 + 3/2 x - 1/6 near 0.44. The dense output is the cubic Hermite polynomial.
+# gamma the root of x^3 - 3 x^2 + 3/2 x - 1/6 near 0.44. The dense output is the one cubic of order 3 in the states of
+# the stages.
 _K = 0.43586652150845899942
 _K3_HAT = ((-4 * _K**2 + 6 * _K - 1) / (4 * _K), (1 - 2 * _K) / (4 * _K), _K)
 _K3 = ((6 * _K - 1) / (12 * _K), -1 / ((24 * _K - 12) * _K), (-6 * _K**2 + 6 * _K - 1) / (6 * _K - 3), _K)
@@ -218,18 +220,18 @@ KVAERNO3 = ImplicitTableau(
     _square(((0.0,), (_K, _K), _K3_HAT, _K3)),
     _K3,
     (
-        (1.0, 3.0 * _K3[0] - 2.0, 1.0 - 2.0 * _K3[0]),
-        (0.0, 3.0 * _K3[1], -2.0 * _K3[1]),
-        (0.0, 3.0 * _K3[2], -2.0 * _K3[2]),
-        (0.0, 3.0 * _K3[3] - 1.0, 1.0 - 2.0 * _K3[3]),
+        (1.0, -1.0735700900697591, 0.38238006004650893),
+        (0.0, 4.4716901652653362, -2.9811267768435692),
+        (1.0452602553350860, -5.7962401503911556, 3.5157400151490843),
+        (-1.0452602553350860, 2.3981200751955796, -0.91699329835202514),
     ),
     3,
     embedded_order=2,
     e=(_K3[0] - _K3_HAT[0], _K3[1] - _K3_HAT[1], _K3[2] - _K3_HAT[2], _K3[3]),
 )
 
-# The same paper: ESDIRK5/4. Its third node is 1.23, past the end of the step. The dense output is ours: a quartic of
-# order 4 whose slopes at the ends are k_1 and k_7, of all such the one with the smallest coefficients.
+# The same paper: ESDIRK5/4. Its third node is 1.23, past the end of the step. The dense output is ours: of the
+# quartics of order 4 in the states of the stages, the one with the smallest coefficients.
 _K5_HAT = (0.13855640231268224, 0.0, -0.04245337201752043, 0.02446657898003141, 0.61943039072480676, 0.26)
 _K5 = (
     *(0.13659751177640291, 0.0, -0.05496908796538376, -0.04118626728321046, 0.62993304899016403),
@@ -253,13 +255,13 @@ KVAERNO5 = ImplicitTableau(
     _K5_ROWS,
     _K5,
     (
-        (1.0, -2.0720375887956832, 1.6904652246969798, -0.4818301241248929),
+        (0.98880125037926814, -2.0754713023444120, 1.7291260659594214, -0.50585850221787243),
         (0.0, 0.0, 0.0, 0.0),
-        (0.0, 0.84272431906165146, -1.9053249899848390, 1.0076315829578024),
-        (0.0, -0.66658571364224706, 1.1684263581516536, -0.54302691179261642),
-        (0.0, 3.2569288143993771, -3.9941254328381008, 1.3671296674288873),
-        (0.0, -0.60502552056967196, 1.4885502190674516, -0.81389990401575130),
-        (0.0, -0.75600431045340277, 1.5520086209068016, -0.53600431045339969),
+        (-0.071550894053905009, 0.82078568460196455, -1.6583136850728124, 0.85410980655936153),
+        (-0.37532969483203971, -0.78166772744051027, 2.4641568856121983, -1.3483457306228570),
+        (0.060042477151296125, 3.2753387864296331, -4.2014068487777410, 1.4959586341869733),
+        (0.24801282478635198, -0.57429054369280430, 0.50783290631501277, -0.11193039292653079),
+        (0.15002403656933691, -0.66469489755385702, 1.1586046759638093, -0.38393381497929291),
     ),
     4,
     embedded_order=4,

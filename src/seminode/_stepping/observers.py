@@ -322,13 +322,12 @@ class Samples(Observer):
         self._steps = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
-        sample = step.plan.stage_time(0.0), step.before[-1], step.slopes[0]
         if self._begins:
-            self._of_intervals.offer(sample)
+            self._of_intervals.offer(step.sample())
         else:
             self._steps += 1
             if self._steps & (self._steps - 1) == 0:
-                self._of_steps = [*self._of_steps[-1:], sample]
+                self._of_steps = [*self._of_steps[-1:], step.sample()]
         cursor = self._outputs.claim(step.plan, self._cursor)
         self._begins, self._cursor = cursor > self._cursor, cursor
 

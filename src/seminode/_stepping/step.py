@@ -162,6 +162,12 @@ class Step:
             self._end_slope = self._evaluate_end(self)
         return self._end_slope
 
+    def sample(self) -> tuple[float, Tensor, Tensor]:
+        """A time and a state at which the field was evaluated, and its answer."""
+        if self._solver.implicit:  # whose slopes are no evaluations
+            return self.plan.stage_time(1.0), self.end_anchor(), self.end_slope()
+        return self.plan.stage_time(0.0), self.before[-1], self.slopes[0]
+
     def ratio(self, norm: ErrorNorm) -> float:
         """The size of the error relative to what is allowed; infinite if the solver failed."""
         if self.failure is not None:

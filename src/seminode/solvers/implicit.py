@@ -34,9 +34,11 @@ ImplicitName = Literal[
     "gl6",
 ]
 #: A factorisation for another step size slows Newton's method to this rate at most; see `_newton.newton`.
-MISMATCH = 0.25
-#: A Jacobian is evaluated anew where Newton's method converges more slowly than this.
-SLOW = 0.3
+MISMATCH = 0.3
+#: Where steps grow, a factorisation is made for one that is longer by this factor.
+AHEAD = 1.5
+#: A Jacobian is evaluated anew where Newton's method converges more slowly than this, and for a new factorisation.
+SLOW, AGED = 0.4, 0.1
 #: A step that is so much longer than the one before has a first guess of its own.
 FAR = 3.0
 
@@ -44,14 +46,14 @@ FAR = 3.0
 class Linear(NamedTuple):
     """The Jacobian and its factorisation for steps of length dt.
 
-    `current`: evaluated at the start of this step; `slow`: Newton's method has converged slowly with it.
+    `current`: evaluated at the start of this step; `rate`: how fast Newton's method has converged with it.
     """
 
     jacobian: Jacobian
     factors: StageFactors | None = None
     dt: float = 0.0
     current: bool = True
-    slow: bool = False
+    rate: float = 0.0
 
     def damping(self, dt: float) -> float:
         return 2.0 / (1.0 + dt / self.dt)
@@ -179,13 +181,16 @@ class ImplicitRungeKutta(Solver):
         """Solve for the stages: with what is known from earlier steps first, then with a Jacobian of this step."""
         linear = memory.linear
         if linear is not None and not memory.cautious:  # the state has moved on
-            linear = None if linear.slow else linear._replace(current=False)
-        if linear is not None:
-            linear = self._factorised(evaluate, linear, dt, abs(dt) > abs(memory.dt) > 0.0)
-            attempt = self._iterate(evaluate, dt, y0, k1, memory, linear)
-            if attempt.stages is not None or (linear.current and linear.dt == dt):
-                return attempt
-        if linear is None or not linear.current:
+            # A Jacobian that begins to age is not worth another factorisation.
+            limit = SLOW if linear.mismatch(dt) <= MISMATCH else AGED
+            linear = None if linear.rate > limit else linear._replace(current=False)
+        if linear is None:
+            linear = Linear(self._jacobian(evaluate, y0))
+        linear = self._factorised(evaluate, linear, dt, abs(dt) > abs(memory.dt) > 0.0)
+        attempt = self._iterate(evaluate, dt, y0, k1, memory, linear)
+        if attempt.stages is not None or (linear.current and linear.dt == dt):
+            return attempt
+        if not linear.current:
             linear = Linear(self._jacobian(evaluate, y0))
         linear = self._factorised(evaluate, linear._replace(factors=None), dt, False)
         return self._iterate(evaluate, dt, y0, k1, memory, linear)
@@ -194,7 +199,7 @@ class ImplicitRungeKutta(Solver):
         """A factorisation that is good enough for this step. If steps grow, it is made for a somewhat longer one."""
         if linear.factors is not None and linear.mismatch(dt) <= MISMATCH:
             return linear
-        ahead = dt * (1.3 if grows else 1.0)
+        ahead = dt * (AHEAD if grows else 1.0)
         spectrum = self.tableau.spectrum if not self.tableau.diagonal else ((complex(self.tableau.gamma), (1.0,), (1.0,)),)
         evaluate.counter.factorisations += len(spectrum)
         return linear._replace(factors=StageFactors.of(linear.jacobian, spectrum, ahead), dt=ahead)
@@ -236,7 +241,7 @@ class ImplicitRungeKutta(Solver):
         stages = run_stages(self.tableau, dt, y0, k1, solve)
         if stages is None:
             return Attempt(None, linear, 1.0, f"Newton's method does not converge (rate of convergence {rate:.2g})")
-        return Attempt(stages, linear._replace(slow=rate > SLOW), carried)
+        return Attempt(stages, linear._replace(rate=rate), carried)
 
     def _guess(
         self,
