@@ -101,6 +101,7 @@ class BackwardSolve:
             self.targets,
             forward.determinism,
             source=self.dense,
+            source_slope=self.dense.slope if self.dense is not None and problem.solver.implicit else None,
             integrals_in_state=method.integrals_in_state,
             with_time=self.needs[1],
             computed=computed,
