@@ -91,7 +91,10 @@ def loop(repeats: int, batch: int = 256, outputs: int = 200, compiled: bool = Tr
             "seminode": lambda kind=kind: ours(kind == "compiled"),
         }
         best = fastest(contenders, repeats)
-        steps = {"torchode": int(best["torchode"][1].stats["n_steps"].max()), "seminode": our_steps(best["seminode"][1])}
+        steps = {
+            "torchode": int(best["torchode"][1].stats["n_steps"].max()),
+            "seminode": our_steps(best["seminode"][1]),
+        }
         micros = {name: 1e6 * taken / steps[name] for name, (taken, _) in best.items()}
         lines.append(
             f"{kind:9} torchode {micros['torchode']:7.0f} ({steps['torchode']} steps)   seminode "

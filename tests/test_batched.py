@@ -192,7 +192,13 @@ ADJOINTS = [sn.Replay(), sn.Replay(every=3), sn.Checkpointed(3), sn.Direct()]
 @pytest.mark.parametrize("own_times", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"jumps": [0.5]}, {"save": "last"}, {"controller": sn.FixedStep(0.07)}, {"solver": "adaptive_heun", "rtol": 1e-3}],
+    [
+        {},
+        {"jumps": [0.5]},
+        {"save": "last"},
+        {"controller": sn.FixedStep(0.07)},
+        {"solver": "adaptive_heun", "rtol": 1e-3},
+    ],
     ids=str,
 )
 def test_gradients_are_those_of_the_samples_alone(adjoint: Any, own_times: bool, options: dict[str, Any]) -> None:
@@ -350,7 +356,10 @@ def test_all_samples_may_fail() -> None:
         ({"adjoint": sn.Interpolating()}, "adjoint: Interpolating"),
         ({"adjoint": sn.Quadrature()}, "adjoint: Quadrature"),
         ({"adjoint": sn.Reversible()}, "adjoint: Reversible"),
-        ({"solver": sn.solvers.ReversibleHeun() if hasattr(sn.solvers, "ReversibleHeun") else "reversible_heun"}, "solver"),
+        (
+            {"solver": sn.solvers.ReversibleHeun() if hasattr(sn.solvers, "ReversibleHeun") else "reversible_heun"},
+            "solver",
+        ),
         ({"norm": "auto"}, "norm: 'auto'.*Without"),
         ({"save": "steps"}, "save: 'steps' has no common shape"),
         ({"dense": True}, "dense: is not available"),
@@ -400,7 +409,9 @@ def test_a_field_for_one_time_is_told_that_there_are_several() -> None:
 
 def test_fields_that_couple_samples_are_refused() -> None:
     # As many samples as entries: the product broadcasts over the wrong axis.
-    with pytest.raises(ValueError, match=r"derivative of sample 1 depends on the time or the state of sample 0.*t\[:, "):
+    with pytest.raises(
+        ValueError, match=r"derivative of sample 1 depends on the time or the state of sample 0.*t\[:, "
+    ):
         sn.solve(lambda t, y: torch.cos(t) * y, torch.ones(3, 3), [0.0, 2.0], batched=True)
     with pytest.raises(ValueError, match="must not depend on each other"):
         sn.solve(lambda t, y: y.mean(0) - y, torch.rand(3, 2), [0.0, 2.0], batched=True)

@@ -52,7 +52,15 @@ def bounces(count: int) -> Tensor:
 def test_event_times_agree_with_closed_forms() -> None:
     sol = sn.solve(falling, BALL, [0.0, 20.0], event=sn.Event(height, -1, reset=bounce, max_count=12), **TIGHT)
     assert (sol.events[0].times - bounces(12)).abs().max() < 1e-10
-    sol = sn.solve(rotation, WAVE, [0.0, 20.0], event=sn.Event(lambda t, y: y[0] - 0.5, terminal=False), solver="dopri8", rtol=1e-12, atol=1e-13)
+    sol = sn.solve(
+        rotation,
+        WAVE,
+        [0.0, 20.0],
+        event=sn.Event(lambda t, y: y[0] - 0.5, terminal=False),
+        solver="dopri8",
+        rtol=1e-12,
+        atol=1e-13,
+    )
     expected = sorted([math.pi * (2 * k + x) for k in range(4) for x in (1 / 6, 5 / 6) if math.pi * (2 * k + x) < 20.0])
     assert (sol.events[0].times - torch.tensor(expected, dtype=F64)).abs().max() < 1e-10
     states = torch.stack([sol.events[0].times.sin(), sol.events[0].times.cos()], 1)
@@ -160,7 +168,10 @@ def test_a_solve_without_occurrences_is_the_same_as_without_events() -> None:
     plain, sol = (sn.solve(falling, BALL, ts, event=event) for event in (None, sn.Event(height)))
     assert sol.status is sn.Status.SUCCESS and sol.events[0].counts == 0
     assert sol.events[0].times.shape == (0,) and sol.events[0].states.shape == (0, 2)
-    assert torch.equal(sol.ys, plain.ys) and (sol.stats.nfe, sol.stats.accepted) == (plain.stats.nfe, plain.stats.accepted)
+    assert torch.equal(sol.ys, plain.ys) and (sol.stats.nfe, sol.stats.accepted) == (
+        plain.stats.nfe,
+        plain.stats.accepted,
+    )
     assert plain.events == () and sn.solve(falling, BALL, ts, event=[]).events == ()
 
 

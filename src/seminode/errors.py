@@ -79,6 +79,12 @@ class StepFailure(SolveError):
     status = "step failure"
 
 
+class NewtonDivergence(StepFailure):
+    """The stages of an implicit step could not be solved for, however small the step, or with a fixed step."""
+
+    status = "newton divergence"
+
+
 class ZenoBehaviour(SolveError):
     """An event occurs again and again within ever shorter times: the solve cannot get past that point."""
 

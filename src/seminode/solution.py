@@ -30,6 +30,7 @@ class Status(enum.Enum):
     STEP_FAILURE = "step failure"
     ZENO_BEHAVIOUR = "Zeno behaviour"
     EVENT = "ended by an event"
+    NEWTON_DIVERGENCE = "newton divergence"
 
     @classmethod
     def of(cls, error: SolveError | None, ended: bool = False) -> Status:
@@ -128,6 +129,9 @@ class Stats:
         checks: evaluations that only look at the field, for `norm="auto"` and to make sure on a backward pass that the
             field has not changed since the solve; they are not in `nfe`.
         events: occurrences of events. Steps that were discarded in order to land on them are among the rejected ones.
+        jacobians, factorisations, newton_iterations: of implicit solvers. A Jacobian costs one evaluation, which is in
+            `nfe`, and VJPs; an iteration evaluates the stages that it solves for.
+        products: products of a vector with a Jacobian, with `linear_solver="gmres"`.
         per_sample: with `batched=True`, accepted and rejected steps and the status of every sample.
     """
 
@@ -140,6 +144,10 @@ class Stats:
     params_error: float | None = None
     checks: int = 0
     events: int = 0
+    jacobians: int = 0
+    factorisations: int = 0
+    newton_iterations: int = 0
+    products: int = 0
     report: BackwardReport = field(default_factory=BackwardReport, repr=False, compare=False)
     per_sample: PerSample | None = field(default=None, repr=False, compare=False)
 
@@ -154,6 +162,11 @@ class Stats:
             text += f", jumps={self.jumps}"
         if self.events:
             text += f", events={self.events}"
+        if self.jacobians:
+            text += f", jacobians={self.jacobians}, factorisations={self.factorisations}"
+            text += f", newton_iterations={self.newton_iterations}"
+        if self.products:
+            text += f", products={self.products}"
         if self.vjp_y or self.vjp_params:
             text += f", vjp_y={self.vjp_y}, vjp_params={self.vjp_params}"
         if self.checks:

@@ -14,7 +14,12 @@ from torch import Tensor
 import seminode as sn
 
 F64 = torch.float64
-DISCRETE = {"direct": sn.Direct(), "replay": sn.Replay(), "sparse": sn.Replay(every=3), "checkpointed": sn.Checkpointed(2)}
+DISCRETE = {
+    "direct": sn.Direct(),
+    "replay": sn.Replay(),
+    "sparse": sn.Replay(every=3),
+    "checkpointed": sn.Checkpointed(2),
+}
 CONTINUOUS = {"backsolve": sn.Backsolve(), "interpolating": sn.Interpolating(), "quadrature": sn.Quadrature()}
 
 Inputs = dict[str, Tensor]
@@ -108,9 +113,7 @@ def fixed_differences() -> dict[str, float]:
 
 @pytest.mark.parametrize("adjoint", DISCRETE)
 def test_discrete_gradients_are_those_of_the_frozen_map(adjoint: str, fixed_differences: dict[str, float]) -> None:
-    found, sol = gradients(
-        oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11), adjoint=DISCRETE[adjoint]
-    )
+    found, sol = gradients(oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11), adjoint=DISCRETE[adjoint])
     assert sol.events[0].counts >= 2 and sol.events[1].counts >= 2
     assert_close(found, fixed_differences, 1e-8)
 
@@ -249,7 +252,8 @@ SYSTEMS: dict[str, tuple[Solve, Inputs, float, int]] = {
 def system_differences() -> dict[str, dict[str, float]]:
     """Of the frozen maps, by system."""
     return {
-        name: differences(solve, inputs, controller=sn.FixedStep(dt)) for name, (solve, inputs, dt, _) in SYSTEMS.items()
+        name: differences(solve, inputs, controller=sn.FixedStep(dt))
+        for name, (solve, inputs, dt, _) in SYSTEMS.items()
     }
 
 
@@ -261,9 +265,7 @@ def test_gradients_of_hybrid_systems(
 ) -> None:
     """Times and states of all events, outputs, parameters of field, event and reset: within 1e-6 of the frozen map."""
     solve, inputs, dt, count = SYSTEMS[system]
-    found, sol = gradients(
-        solve, inputs, adjoint=(DISCRETE | CONTINUOUS)[adjoint], controller=sn.FixedStep(dt)
-    )
+    found, sol = gradients(solve, inputs, adjoint=(DISCRETE | CONTINUOUS)[adjoint], controller=sn.FixedStep(dt))
     assert sum(each.counts for each in sol.events) >= count
     assert_close(found, system_differences[system], 1e-6)
 
@@ -351,7 +353,9 @@ def test_first_event_as_a_function_of_everything() -> None:
     fall = math.sqrt(20.0 / 9.81)
     found = torch.autograd.grad(t, [height, gravity], retain_graph=True)
     assert torch.allclose(torch.stack(found), torch.tensor([fall / 20.0, -fall / 19.62], dtype=F64))
-    assert torch.allclose(torch.autograd.grad(y[1], height)[0], -0.5 * torch.tensor(2.0 * 9.81 / 10.0, dtype=F64).sqrt())
+    assert torch.allclose(
+        torch.autograd.grad(y[1], height)[0], -0.5 * torch.tensor(2.0 * 9.81 / 10.0, dtype=F64).sqrt()
+    )
 
 
 @pytest.mark.parametrize("adjoint", [*DISCRETE, *CONTINUOUS])

@@ -37,7 +37,9 @@ def test_rules_integrate_polynomials_exactly(order: int, first: int) -> None:
     nodes = [first - i for i in range(order)]
     rows = integrated_basis([Fraction(n) for n in nodes])
     for power in range(order):
-        columns = [sum((row[m] * n**power for row, n in zip(rows, nodes, strict=True)), Fraction(0)) for m in range(order)]
+        columns = [
+            sum((row[m] * n**power for row, n in zip(rows, nodes, strict=True)), Fraction(0)) for m in range(order)
+        ]
         assert columns == [Fraction(1, power + 1) if m == power else 0 for m in range(order)]
 
 

@@ -290,23 +290,32 @@ class SameAnswers:
 
     The two are equal to the last bit where the arithmetic is the same, and within rounding where it is not: `eps` is
     the rounding error of the field's answers, `factor` how many of them are allowed. Where they differ, `explain` may
-    raise an error that knows more. On an accelerator the comparison
-    is left to the device until `finish`, so that the host does not wait.
+    raise an error that knows more. Steps that solve equations are the same within the tolerance of these only: `slack`
+    is a relative and an absolute one. On an accelerator the comparison is left to the device until `finish`, so that
+    the host does not wait.
     """
 
-    def __init__(self, eps: float, explain: Callable[[], None], factor: float = 1e3):
+    def __init__(
+        self,
+        eps: float,
+        explain: Callable[[], None],
+        factor: float = 1e3,
+        slack: tuple[float, float] = (0.0, 0.0),
+    ):
         self._eps = eps
         self._explain = explain
         # Of half precision not much is left to compare with: a twentieth is too much in any case.
         self._factor = min(factor, 0.05 / eps)
         self._excess: Tensor | None = None
+        self._rtol, self._atol = slack
 
     def compare(self, again: Tensor, before: Tensor, moved: Callable[[], Sequence[Tensor]], t: float) -> None:
         """Refuse to go on if they differ by more than rounding, measured by the size of what `moved` returns."""
         if not before.numel() or (again.device.type == "cpu" and torch.equal(again, before)):
             return
         size = torch.stack([x.abs().amax() for x in moved()]).amax()
-        allowed = self._eps * (self._factor * size + 4.0 * before.abs().amax())
+        largest = before.abs().amax()
+        allowed = self._eps * (self._factor * size + 4.0 * largest) + self._rtol * largest + self._atol
         self._judge((again - before).abs().amax() - allowed, t)
 
     def recognise(self, again: Tensor, before: Tensor, moved: Callable[[], Sequence[Tensor]], t: float) -> None:
@@ -315,7 +324,8 @@ class SameAnswers:
         if not again.numel() or (again.device.type == "cpu" and torch.equal(found, before)):
             return
         size = torch.stack([x.abs().sum() for x in moved()]).sum()
-        allowed = self._eps * (self._factor * size + 4.0 * again.abs().sum())
+        total = again.abs().sum()
+        allowed = self._eps * (self._factor * size + 4.0 * total) + self._rtol * total + self._atol * again.numel()
         self._judge((found - before).abs().amax() - allowed, t)
 
     def _judge(self, excess: Tensor, t: float) -> None:

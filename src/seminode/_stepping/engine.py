@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -12,8 +13,11 @@ from torch import Tensor
 from .._field.capture import Evaluation
 from .._field.determinism import Determinism
 from .._field.field import Field, as_time
+from .._field.linearisation import Linearisation
 from .._field.pytree import Layout, real_dtype
-from ..solvers.base import Memory, Solver
+from ..norms import ErrorNorm
+from ..solvers._linear import Jacobian, LinearSolver, given_jacobian, jacobian_of
+from ..solvers.base import Evaluate, Memory, Solver
 from .combination import MovingStep, StepSize
 from .observers import Counter, Observer
 from .schedule import Plan
@@ -28,6 +32,18 @@ class Evaluator(Protocol):
     """
 
     def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor: ...
+
+
+class JacobianEvaluator(Evaluator, Protocol):
+    """An evaluator for implicit solvers, which also need the Jacobian of the field."""
+
+    counter: Counter
+
+    def jacobian(
+        self, t: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
+    ) -> Jacobian:
+        """The Jacobian at a time and a state, by the user's function if there is one. Counts."""
+        ...
 
 
 class Stepper(Protocol):
@@ -98,16 +114,71 @@ class EagerEvaluator:
             self.watched.append(Evaluation(time, y, k))
         return k
 
+    @property
+    def counter(self) -> Counter:
+        return self._log.counter
+
+    def jacobian(
+        self, t: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
+    ) -> Jacobian:
+        self.counter.jacobians += 1
+        if function is not None:
+            time = torch.full((), t, dtype=self._dtype, device=self._device)
+            state = self._field.layout.unpack(y.to(self._field.dtype))
+            return given_jacobian(function(time, state, *self._field.args), y, linear_solver)
+        linearisation = Linearisation.of(partial(self, t), y)
+        return jacobian_of(linearisation, linear_solver, partial(count_product, self.counter))
+
+
+def count_product(counter: Counter) -> None:
+    counter.products += 1
+
+
+class StageEvaluate:
+    """The field and its Jacobian at the nodes of a step, for an implicit solver."""
+
+    def __init__(
+        self, evaluate: Evaluate, evaluator: JacobianEvaluator, plan: Plan, norm: ErrorNorm | None, orders: int
+    ):
+        self._evaluate, self._evaluator, self._plan = evaluate, evaluator, plan
+        self.norm, self.orders = norm, orders
+        self.counter = evaluator.counter
+
+    def __call__(self, c: float, y: Tensor, *, stage: int | None) -> Tensor:
+        return cast(Any, self._evaluate)(c, y, stage=stage)
+
+    def jacobian(
+        self, c: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
+    ) -> Jacobian:
+        return self._evaluator.jacobian(self._plan.stage_time(c), y, linear_solver, function)
+
+    def count_product(self) -> None:
+        count_product(self.counter)
+
 
 class EagerStepper:
-    """Takes steps eagerly. `controlled`: whether an error estimate will be asked for."""
+    """Takes steps eagerly.
 
-    __slots__ = ("_controlled", "_evaluate", "_shifts", "_solver")
+    `controlled`: whether an error estimate will be asked for. For implicit solvers, `norm` measures it, and `orders` is
+    how often steps may be differentiated.
+    """
 
-    def __init__(self, solver: Solver, evaluate: Evaluator, controlled: bool = False, shifts: Shifts | None = None):
+    __slots__ = ("_controlled", "_evaluate", "_norm", "_orders", "_shifts", "_solver")
+
+    def __init__(
+        self,
+        solver: Solver,
+        evaluate: Evaluator,
+        controlled: bool = False,
+        shifts: Shifts | None = None,
+        *,
+        norm: ErrorNorm | None = None,
+        orders: int = 2,
+    ):
         self._solver, self._evaluate = solver, evaluate
         self._controlled = controlled
         self._shifts = shifts
+        self._norm, self._orders = norm, orders
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Memory) -> Step:
         solver, shift = self._solver, None if self._shifts is None else self._shifts.of(plan)
@@ -120,8 +191,8 @@ class EagerStepper:
         # A field may return one and the same constant, but must not write into what it has returned before.
         answers = [(memory, memory._version)] if isinstance(memory, Tensor) else []
 
-        def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:
-            moved = None if shift is None else _moved(shift, c, stage, solver.stages)
+        def evaluate(c: float, y: Tensor, *, stage: int | None) -> Tensor:
+            moved = None if shift is None else _moved(shift, c, stage, solver)
             k = self._evaluate(plan.stage_time(c), y, stage=stage, shift=moved)
             answers.append((k, k._version))
             return k
@@ -132,6 +203,9 @@ class EagerStepper:
             return k
 
         controlled = self._controlled
+        if solver.implicit:
+            evaluator = cast(JacobianEvaluator, self._evaluate)
+            evaluate = StageEvaluate(cast(Evaluate, evaluate), evaluator, plan, self._norm, self._orders)
         end_slope = controlled and solver.error_needs_end_slope
         attempted = attempt(solver, evaluate, dt, y0, memory, end_slope=end_slope, error=controlled)
         check_untouched(answers)
@@ -155,11 +229,11 @@ def announced(engine: Engine, observers: Sequence[Observer]) -> Engine:
     return replace(engine, step=AnnouncedStepper(engine.step, observers)) if observers else engine
 
 
-def _moved(shift: tuple[Tensor, Tensor], c: float, stage: int, stages: int) -> Tensor:
+def _moved(shift: tuple[Tensor, Tensor], c: float, stage: int | None, solver: Solver) -> Tensor:
     """What carries the derivative with respect to the time at node c, between the ends of the step."""
-    if stage == 0:
+    if stage == 0 and not (solver.implicit and c):
         return shift[0]
-    return shift[1] if stage == stages else (1.0 - c) * shift[0] + c * shift[1]
+    return shift[1] if stage == solver.stages else (1.0 - c) * shift[0] + c * shift[1]
 
 
 def check_untouched(answers: Sequence[tuple[Tensor, int]]) -> None:
@@ -179,10 +253,10 @@ def eager_engine(
     determinism: Determinism,
     log: EvaluationLog,
     *,
-    controlled: bool = False,
+    norm: ErrorNorm | None = None,
     shifts: Shifts | None = None,
 ) -> Engine:
-    """An engine that evaluates the field and takes steps eagerly."""
+    """An engine that evaluates the field and takes steps eagerly; `norm` measures their errors."""
     evaluate = EagerEvaluator(field, like, determinism, log)
-    step = EagerStepper(solver, evaluate, controlled, shifts)
+    step = EagerStepper(solver, evaluate, norm is not None, shifts, norm=norm)
     return Engine(solver, field.layout, log.counter, evaluate, step, shifts)

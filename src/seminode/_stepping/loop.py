@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
 from ..controllers import first_step
-from ..errors import MaxStepsReached, NonFiniteState, StepFailure, StepSizeUnderflow
+from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
 from ..solvers.base import Memory
 from .combination import combine
@@ -18,7 +18,7 @@ from .engine import Engine
 from .observers import Observer
 from .schedule import Plan, Schedule
 from .step import Step
-
+from .stiffness import stiffness
 
 #: The weight of the only slope of an Euler step.
 WHOLE = ((0, 1.0),)
@@ -62,9 +62,9 @@ def integrate(
     ratio, last = math.nan, None
     while (plan := schedule.next()) is not None:
         if engine.counter.attempts >= max_steps:
-            _too_many_steps(plan, max_steps)
+            _too_many_steps(engine, plan, y, max_steps)
         if not plan.landing and abs(plan.dt) < schedule.smallest:
-            _underflow(engine, plan, last, error, ratio)
+            _underflow(engine, plan, y, last, error, ratio)
         last = None  # like an accepted step, a rejected one must not stay alive while the next is computed
         step = engine.step(plan, y, memory)
         if error is not None:
@@ -109,7 +109,7 @@ def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:
 def _check_step(engine: Engine, step: Step) -> None:
     plan = step.plan
     if step.failure is not None:
-        raise StepFailure(
+        raise _failure_of(engine)(
             f"at t = {plan.t0:g} the solver could not take a step of {plan.dt:.3g}: {step.failure}. Try smaller steps, "
             "or an adaptive controller, which shortens such steps.",
             t=plan.t0,
@@ -126,21 +126,30 @@ def _check_step(engine: Engine, step: Step) -> None:
         )
 
 
-def _too_many_steps(plan: Plan, max_steps: float) -> NoReturn:
+def _failure_of(engine: Engine) -> type[StepFailure]:
+    return NewtonDivergence if engine.solver.implicit else StepFailure
+
+
+def _too_many_steps(engine: Engine, plan: Plan, y: Tensor, max_steps: float) -> NoReturn:
+    advice = stiffness(engine, plan, y) or (
+        "The problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or check whether the "
+        "field grows without bound."
+    )
     raise MaxStepsReached(
-        f"{max_steps:.0f} steps were tried and the solve has only reached t = {plan.t0:g} (dt = {plan.dt:.3g}). The "
-        "problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or check whether the "
-        "field grows without bound.",
+        f"{max_steps:.0f} steps were tried and the solve has only reached t = {plan.t0:g} (dt = {plan.dt:.3g}). "
+        f"{advice}",
         t=plan.t0,
         dt=plan.dt,
     )
 
 
-def _underflow(engine: Engine, plan: Plan, last: Step | None, error: ErrorNorm | None, ratio: float) -> NoReturn:
+def _underflow(
+    engine: Engine, plan: Plan, y: Tensor, last: Step | None, error: ErrorNorm | None, ratio: float
+) -> NoReturn:
     """`last` is the step that has just been rejected, if one was."""
     layout, leaf = engine.layout, None
     if last is not None and last.failure is not None:
-        raise StepFailure(
+        raise _failure_of(engine)(
             f"at t = {plan.t0:g} the solver could not take a step, however small (dt = {plan.dt:.3g}): {last.failure}",
             t=plan.t0,
             dt=plan.dt,
@@ -166,10 +175,13 @@ def _underflow(engine: Engine, plan: Plan, last: Step | None, error: ErrorNorm |
         leaf = error.worst_leaf(last.error().detach(), last.y0.detach(), last.y1.detach())
         plan = last.plan
         misses = f"of {plan.dt:.3g} misses the tolerance by a factor of {ratio:.3g}"
+    advice = stiffness(engine, plan, y) or (
+        "Try a looser rtol or atol, float64, a `jumps=` entry if the field is discontinuous here, or check that the "
+        "solution does not blow up."
+    )
     raise StepSizeUnderflow(
         f"at t = {plan.t0:g} a step {misses}{f' (leaf {leaf} is worst)' if leaf else ''}, and the next would be too "
-        "small to move the clock or below dt_min. Try a looser rtol or atol, float64, a `jumps=` entry if the field is "
-        "discontinuous here, or check that the solution does not blow up.",
+        f"small to move the clock or below dt_min. {advice}",
         t=plan.t0,
         dt=plan.dt,
         leaf=leaf,

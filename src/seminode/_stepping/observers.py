@@ -47,6 +47,10 @@ class Counter(Observer):
         self.jumps = 0
         self.checks = 0
         self.events = 0
+        self.jacobians = 0
+        self.factorisations = 0
+        self.newton_iterations = 0
+        self.products = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
         self.n_accepted += 1
@@ -66,9 +70,22 @@ class Counter(Observer):
         params_error: float | None = None,
         report: BackwardReport | None = None,
     ) -> Stats:
-        steps = self.nfe, self.n_accepted, self.n_rejected, self.jumps
-        counts = *steps, vjp_y, vjp_params, params_error, self.checks, self.events
-        return Stats(*counts) if report is None else Stats(*counts, report)
+        return Stats(
+            nfe=self.nfe,
+            accepted=self.n_accepted,
+            rejected=self.n_rejected,
+            jumps=self.jumps,
+            vjp_y=vjp_y,
+            vjp_params=vjp_params,
+            params_error=params_error,
+            checks=self.checks,
+            events=self.events,
+            jacobians=self.jacobians,
+            factorisations=self.factorisations,
+            newton_iterations=self.newton_iterations,
+            products=self.products,
+            report=BackwardReport() if report is None else report,
+        )
 
 
 class Recorder(Observer):

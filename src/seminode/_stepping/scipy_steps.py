@@ -143,7 +143,9 @@ def _kind(solver: SciPy, y0: Tensor) -> Any:
     try:
         integrate = importlib.import_module("scipy.integrate")
     except ImportError as error:
-        raise ImportError("solver: sn.SciPy needs SciPy, which is not installed; pip install seminode[scipy]") from error
+        raise ImportError(
+            "solver: sn.SciPy needs SciPy, which is not installed; pip install seminode[scipy]"
+        ) from error
     return getattr(integrate, solver.method)
 
 

@@ -104,7 +104,9 @@ def completed(
         slopes = [*slopes, end]
     # The estimate is only looked at, so it carries no derivative with respect to dt.
     plain = dt.value if isinstance(dt, MovingStep) else dt
-    return Attempt(result, end, solver.error(plain, slopes) if error else None)
+    if not error:
+        return Attempt(result, end, None)
+    return Attempt(result, end, solver.error(plain, slopes) if result.error is None else result.error)
 
 
 class Step:
@@ -200,6 +202,12 @@ class Step:
         if self._end_slope is None:
             self._end_slope = self._evaluate_end(self)
         return self._end_slope
+
+    def sample(self) -> tuple[float, Tensor, Tensor]:
+        """A time and a state at which the field was evaluated, and its answer."""
+        if self._solver.implicit:  # whose slopes are no evaluations
+            return self.plan.stage_time(1.0), self.end_anchor(), self.end_slope()
+        return self.plan.stage_time(0.0), self.before[-1], self.slopes[0]
 
     def ratio(self, norm: ErrorNorm) -> float:
         """The size of the error relative to what is allowed; infinite if the solver failed."""

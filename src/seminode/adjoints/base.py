@@ -30,7 +30,6 @@ from .._stepping.observers import (
     EveryStep,
     LastOnly,
     Observer,
-    Outputs,
     PolynomialTape,
     Progress,
     Recorder,
@@ -190,11 +189,11 @@ class ForwardPass:
 
     def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
         """What takes the steps: compiled where that was asked for and is possible."""
-        problem, controlled = self.problem, self.controlled
+        problem, norm = self.problem, self.problem.error if self.controlled else None
         if field is None and shifts is None and self.capture is not None:
             return compiled_engine(problem, self.determinism, self.log, self.capture)
         field, solver, like = problem.field if field is None else field, problem.solver, problem.y0
-        return eager_engine(field, solver, like, self.determinism, self.log, controlled=controlled, shifts=shifts)
+        return eager_engine(field, solver, like, self.determinism, self.log, norm=norm, shifts=shifts)
 
     def first_slope(self, engine: Engine, y0: Tensor) -> Tensor:
         """The first evaluation of the solve."""

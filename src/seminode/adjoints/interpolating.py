@@ -8,9 +8,11 @@ from .._field.checks import check_count
 from .._stepping.engine import Engine
 from .._stepping.observers import CheckpointTape, PolynomialTape, Tape
 from .._stepping.problem import Problem
+from ..solvers.implicit import ImplicitRungeKutta
 from ._autograd import BackwardRequest
 from ._continuous.dense_state import DenseState, WindowedState
-from ._continuous.parameter_integral import StageSums
+from ._continuous.implicit_stages import ImplicitStageSums
+from ._continuous.parameter_integral import ParameterIntegral, StageSums
 from ._continuous.solve import IntegralContext
 from ._continuous.strategy import ContinuousAdjoint, refuse_coarse_polynomials
 
@@ -44,6 +46,11 @@ class DenseAdjoint(ContinuousAdjoint):
                     f"with solver {problem.solver.name!r}; leave it out"
                 )
             refuse_coarse_polynomials(self.name, problem.solver)
+        if self.memory is not None and (problem.solver.implicit or self.backward_method(problem)[0].implicit):
+            raise ValueError(
+                f"memory: {self.name} keeps the polynomials of all steps of an implicit solver; leave memory= out, or "
+                "pass adjoint=sn.Checkpointed(n)"
+            )
 
     def tape(self, problem: Problem) -> Tape | None:
         if not self.reads_forward:
@@ -71,7 +78,13 @@ class Interpolating(DenseAdjoint):
     Since z is not solved backwards, contracting and chaotic problems are safe. Memory grows with the steps: the
     polynomial of each, five copies of the state for dopri5, unless `memory` bounds it. Also known as the interpolated
     reverse dynamic method (IRDM): Daulbaev et al. (2020).
+
+    The backward solve may be implicit too: the equation for a_z is linear, with the matrix −(∂f/∂z)ᵀ.
     """
 
-    def integral(self, context: IntegralContext) -> StageSums:
+    implicit = True
+
+    def integral(self, context: IntegralContext) -> ParameterIntegral:
+        if isinstance(context.solver, ImplicitRungeKutta):
+            return ImplicitStageSums(context, context.solver)
         return StageSums(context.solver, context.system.targets)

@@ -25,16 +25,42 @@ from .explicit import (
     Tsit5,
     with_interpolant,
 )
+from .implicit import (
+    IMPLICIT,
+    SDIRK2,
+    TRBDF2,
+    GaussLegendre4,
+    GaussLegendre6,
+    ImplicitEuler,
+    ImplicitMidpoint,
+    ImplicitName,
+    ImplicitRungeKutta,
+    Kvaerno3,
+    Kvaerno5,
+    RadauIIA3,
+    RadauIIA5,
+    Trapezoid,
+)
 from .lagged import GrowingAdams, Lagged, QuarticBosh3, QuarticDopri8
 from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 from .scipy import SciPy
 from .symplectic import Leapfrog, Yoshida4
 
-SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4", "scipy"]
+SolverName = Literal[
+    ExplicitName,
+    ImplicitName,
+    "reversible_heun",
+    "explicit_adams",
+    "implicit_adams",
+    "leapfrog",
+    "yoshida4",
+    "scipy",
+]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {
     **EXPLICIT,
+    **IMPLICIT,
     "reversible_heun": ReversibleHeun,
     "explicit_adams": ExplicitAdams,
     "implicit_adams": ImplicitAdams,
@@ -48,6 +74,8 @@ __all__ = [
     "MAX_ORDER",
     "RK4",
     "RK38",
+    "SDIRK2",
+    "TRBDF2",
     "AdaptiveHeun",
     "Bosh3",
     "Dopri5",
@@ -57,15 +85,25 @@ __all__ = [
     "ExplicitName",
     "ExplicitRungeKutta",
     "Fehlberg2",
+    "GaussLegendre4",
+    "GaussLegendre6",
     "GrowingAdams",
     "Heun",
     "Heun3",
-    "Lagged",
     "ImplicitAdams",
+    "ImplicitEuler",
+    "ImplicitMidpoint",
+    "ImplicitName",
+    "ImplicitRungeKutta",
+    "Kvaerno3",
+    "Kvaerno5",
+    "Lagged",
     "Leapfrog",
     "Midpoint",
     "QuarticBosh3",
     "QuarticDopri8",
+    "RadauIIA3",
+    "RadauIIA5",
     "Ralston",
     "ReversibleHeun",
     "ReversibleRK",
@@ -74,6 +112,7 @@ __all__ = [
     "Solver",
     "SolverName",
     "StepResult",
+    "Trapezoid",
     "Tsit5",
     "with_interpolant",
     "Yoshida4",

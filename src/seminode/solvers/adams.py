@@ -169,9 +169,7 @@ class Adams(Solver):
         self.interpolant = rule(tuple(-float(i) for i in range(self.order)), self.order).matrix
 
     @abstractmethod
-    def _follow(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
-    ) -> StepResult:
+    def _follow(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]) -> StepResult:
         """A step with a full history: the slopes at the first node, which is 0, and at earlier ones."""
 
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: AdamsMemory) -> StepResult:
@@ -279,9 +277,7 @@ class ExplicitAdams(Adams):
     def evaluations(self) -> int:
         return 1
 
-    def _follow(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
-    ) -> StepResult:
+    def _follow(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]) -> StepResult:
         matrix, weights = rule(nodes.places, self.order)
         slopes = nodes.fixed(slopes)
         return StepResult(combine(y0, dt, weights, slopes), slopes, interpolant=matrix)
@@ -326,9 +322,7 @@ class ImplicitAdams(Adams):
     def evaluations(self) -> int:
         return 1 + self.max_iters
 
-    def _follow(
-        self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]
-    ) -> StepResult:
+    def _follow(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, nodes: Nodes, slopes: list[Tensor]) -> StepResult:
         y1 = combine(y0, dt, rule(nodes.places, self.order).weights, nodes.fixed(slopes))
         matrix, weights = self._corrector(nodes)
         corrected, failure, before = slopes, None, math.inf

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from .._stepping.combination import StepSize
+from ..norms import ErrorNorm
+
+if TYPE_CHECKING:
+    from ._linear import Jacobian, LinearSolver
 
 #: What a solver carries from one step to the next; only the solver looks inside.
 Memory = Any
@@ -20,13 +24,47 @@ class Evaluate(Protocol):
     def __call__(self, c: float, y: Tensor, /, *, stage: int) -> Tensor: ...
 
 
+class IterationCounter(Protocol):
+    """What implicit solvers count."""
+
+    jacobians: int
+    factorisations: int
+    newton_iterations: int
+    products: int
+
+
+class ImplicitEvaluate(Protocol):
+    """What an implicit solver evaluates the field with.
+
+    Evaluations that only search for a stage have no number. `norm` measures errors by the tolerance of the solve; without
+    one, equations are solved to rounding. `orders` is how often a step may be differentiated.
+    """
+
+    norm: ErrorNorm | None
+    orders: int
+    counter: IterationCounter
+
+    def __call__(self, c: float, y: Tensor, /, *, stage: int | None) -> Tensor: ...
+
+    def jacobian(
+        self, c: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
+    ) -> Jacobian:
+        """The Jacobian of the field, from the user's function if there is one."""
+        ...
+
+    def count_product(self) -> None:
+        """A product with the Jacobian was computed."""
+        ...
+
+
 class StepResult(NamedTuple):
     """What a solver makes of a step.
 
     `slopes` are what `error` and the interpolant read; `memory` is for the next step. A solver that could not compute
     the step (an iteration did not converge, say) gives the reason in `failure`: the step is rejected as if its error
     were infinite, and a controller with fixed steps raises [`StepFailure`][seminode.StepFailure]. `interpolant` is the
-    matrix of the step's polynomial where it is not that of the solver; it has as many columns.
+    matrix of the step's polynomial where it is not that of the solver; it has as many columns. `error` is the estimate
+    of the local error, if it is not what `Solver.error` makes of the slopes.
     """
 
     y1: Tensor
@@ -34,6 +72,7 @@ class StepResult(NamedTuple):
     memory: Memory = None
     failure: str | None = None
     interpolant: Sequence[Sequence[float]] | None = None
+    error: Tensor | None = None
 
 
 class Solver(ABC):
@@ -77,6 +116,9 @@ class Solver(ABC):
     external: bool = False
     #: Whether `step` and `error` take a tensor of step sizes, one per sample, and the memory is the first slope.
     batches: bool = False
+    #: Whether its steps solve equations: `step` is then given an `ImplicitEvaluate`, and a step that is taken again
+    #: arrives at the same state within the tolerance, not to rounding.
+    implicit: bool = False
 
     @property
     def evaluations(self) -> int:

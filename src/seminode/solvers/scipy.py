@@ -84,7 +84,9 @@ class SciPy(Solver):
         if method not in get_args(SciPyMethod):
             raise ValueError(f"method: expected one of {', '.join(get_args(SciPyMethod))}, found {method!r}")
         for name, value, least in (("first_step", first_step, 0.0), ("max_step", max_step, 0.0)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, float | int) or not value > least):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, float | int) or not value > least
+            ):
                 raise ValueError(f"{name}: expected a number above 0, found {value!r}")
         if isinstance(min_step, bool) or not isinstance(min_step, float | int) or not 0.0 <= min_step <= max_step:
             raise ValueError(f"min_step: expected a number from 0 to max_step, found {min_step!r}")

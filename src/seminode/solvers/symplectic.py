@@ -20,8 +20,6 @@ from .base import Evaluate, StepResult
 from .reversible import IncrementVJP, ReversibleSolver, State
 
 
-
-
 class Symplectic(ReversibleSolver):
     """A composition of kicks and drifts, given by their parts of the step. It begins and ends with a kick.
 

@@ -29,9 +29,19 @@ class DenseState:
         self._ends = [self._sign * plan.t1 for plan in plans]
 
     def __call__(self, t: float) -> Tensor:
+        plan, coefficients = self._step_at(t)
+        return _polynomial(coefficients.unbind(0), (t - plan.t0) / plan.dt)
+
+    def slope(self, t: float) -> Tensor:
+        """z′(t) by the polynomial of the step."""
+        plan, coefficients = self._step_at(t)
+        terms = [m * x for m, x in enumerate(coefficients.unbind(0))]
+        return _polynomial(terms[1:], (t - plan.t0) / plan.dt) / plan.dt
+
+    def _step_at(self, t: float) -> tuple[Plan, Tensor]:
+        """The step that contains a time, and its polynomial."""
         j = self._index(t)
-        plan = self._plans[j]
-        return self._value(self._coefficients[j], (t - plan.t0) / plan.dt)
+        return self._plans[j], self._coefficients[j]
 
     def first_step(self, t: float) -> float:
         """How long a step the forward solve has taken at a time."""
@@ -41,12 +51,12 @@ class DenseState:
         # A time past either end belongs to the nearest step.
         return min(bisect_left(self._ends, self._sign * t), len(self._ends) - 1)
 
-    @staticmethod
-    def _value(coefficients: Tensor, x: float) -> Tensor:
-        y = coefficients[-1]
-        for coefficient in coefficients[:-1].flip(0).unbind(0):
-            y = torch.add(coefficient, y, alpha=x)
-        return y
+
+def _polynomial(coefficients: Sequence[Tensor], x: float) -> Tensor:
+    y = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        y = torch.add(coefficient, y, alpha=x)
+    return y
 
 
 class WindowedState(DenseState):
@@ -65,15 +75,14 @@ class WindowedState(DenseState):
         self._window: list[Tensor] = []
         self.places = [plans[j].t0 for j in range(len(plans) - width, 0, -width)]
 
-    def __call__(self, t: float) -> Tensor:
+    def _step_at(self, t: float) -> tuple[Plan, Tensor]:
         if self._window and self._sign * t >= self._sign * self._plans[self._low].t0:
             low, high = self._low, self._low + len(self._window)
             j = min(bisect_left(self._ends, self._sign * t, low, high), high - 1)
         else:
             j = self._index(t)
             self._load(j)
-        plan = self._plans[j]
-        return self._value(self._window[j - self._low], (t - plan.t0) / plan.dt)
+        return self._plans[j], self._window[j - self._low]
 
     def _load(self, j: int) -> None:
         """The window whose last step is j, or one that was begun before."""

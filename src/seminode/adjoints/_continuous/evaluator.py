@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..._field.linearisation import Linearisation
 from ..._field.pytree import real_dtype
-from ..._stepping.engine import EvaluationLog, Evaluator, Stepper
+from ..._stepping.engine import EvaluationLog, Evaluator, Stepper, count_product
+from ..._stepping.observers import Counter
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
+from ...solvers._linear import AdjointJacobian, BlockJacobian, Jacobian, LinearSolver, jacobian_of
 from ...solvers.base import Memory, Solver
 from .parameter_integral import ParameterIntegral
 from .system import AdjointSystem, Integrand
@@ -28,6 +32,28 @@ class AdjointEvaluator:
         k, grads, kept = self._system.slope(t, y, now, later)
         self._integral.stage(stage, grads if now else [], kept)
         return k
+
+    @property
+    def counter(self) -> Counter:
+        return self._log.counter
+
+    def jacobian(
+        self, t: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
+    ) -> Jacobian:
+        """diag(0, −Jᵀ) with the Jacobian of the field at the forward solution, by automatic differentiation."""
+        system, counter = self._system, self._log.counter
+        assert system.source is not None
+        self._log.add(t)
+        counter.jacobians += 1
+        z, _, f = system.evaluate(t, system.source(t))
+        linearisation, reduction = Linearisation(f, z), system.reduction
+        if reduction.trivial:
+            return AdjointJacobian(jacobian_of(linearisation, linear_solver, partial(count_product, counter)))
+        solved = reduction.reduce(torch.arange(z.numel()).reshape(z.shape))
+        if z.is_complex():
+            solved = torch.stack([2 * solved, 2 * solved + 1], -1).flatten()
+        solved = solved.to(z.device)
+        return AdjointJacobian(BlockJacobian(linearisation.matrix()[solved][:, solved][None]))
 
 
 class AdjointStepper:

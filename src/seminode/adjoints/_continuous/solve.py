@@ -105,6 +105,7 @@ class BackwardSolve:
             self.targets,
             forward.determinism,
             source=self.dense,
+            source_slope=self.dense.slope if self.dense is not None and problem.solver.implicit else None,
             integrals_in_state=method.integrals_in_state,
             with_time=method.time_in_state or (self.needs[1] and method.integrals_in_state),
             computed=computed,
@@ -163,7 +164,8 @@ class BackwardSolve:
         evaluate = eager = AdjointEvaluator(system, integral, log)
         if self.programs is not None:
             evaluate = CompiledAdjointEvaluator(self.programs, system, integral, eager, log, self.needs[1])
-        step = AdjointStepper(solver, evaluate, EagerStepper(solver, evaluate, self.error is not None), integral)
+        eager_step = EagerStepper(solver, evaluate, self.error is not None, norm=self.error)
+        step = AdjointStepper(solver, evaluate, eager_step, integral)
         if self.programs is not None:
             step = CompiledAdjointStepper(solver, self.programs, system, integral, evaluate, step, log)
         engine = Engine(solver, system.layout(self.y0), self.counter, evaluate, step)

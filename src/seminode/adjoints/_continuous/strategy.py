@@ -41,6 +41,8 @@ class ContinuousAdjoint(FunctionAdjoint):
     """
 
     keeps_outputs: ClassVar[bool] = True
+    #: Whether the backward solve may use an implicit solver.
+    implicit: ClassVar[bool] = False
 
     rtol: Any = None
     atol: Any = None
@@ -77,6 +79,12 @@ class ContinuousAdjoint(FunctionAdjoint):
             raise ValueError(
                 f"adjoint: {self.name} solves the adjoint equation, for which solver {solver.name!r} was not made; "
                 f"pass {self.name}(solver='dopri5', controller=sn.Integral()), or adjoint=sn.Replay()"
+            )
+        if solver.implicit and not self.implicit:
+            raise ValueError(
+                f"adjoint: {self.name} cannot use the implicit solver {solver.name!r} on the backward pass. Where z is "
+                "solved backwards, a stiff problem is unstable, and damping hides it. Pass adjoint=sn.Replay() or "
+                f"sn.Interpolating(); or, if the problem is not stiff, {self.name}(solver='dopri5')"
             )
         if isinstance(controller, PrescribedSteps):
             raise ValueError(
@@ -163,5 +171,7 @@ def refuse_coarse_polynomials(name: str, solver: Solver) -> None:
     if solver.interpolant_order < solver.order - 1:
         raise ValueError(
             f"solver: {name} reads the solution between steps, where the polynomial of {solver.name!r} is of order "
-            f"{solver.interpolant_order} only and misses the tolerance; take 'dopri5' or 'tsit5', or another adjoint"
+            f"{solver.interpolant_order} only and misses the tolerance; take "
+            f"{'kvaerno5' if solver.implicit else 'dopri5'!r} or {'kvaerno3' if solver.implicit else 'tsit5'!r}, or "
+            "another adjoint"
         )

@@ -66,6 +66,8 @@ class AdjointSystem:
     The vector holds a_t, z, a_z and a_θ in this order; a_t only `with_time`, a_θ only if `integrals_in_state`. With a
     `source`, a function of time, the field sees z from there. The solver integrates z all the same: a_z may be easy to
     solve for where z moves fast, and steps that are too long for z are too long for the parameter integral.
+    `source_slope` gives z′ then; without it, it is the field at the source, in which a stiff problem magnifies the
+    error of z.
 
     With `computed`, the captured tensors that were computed, every evaluation is checked for tensors that nobody
     differentiates; `None` leaves that check out.
@@ -79,6 +81,7 @@ class AdjointSystem:
         determinism: Determinism,
         *,
         source: Callable[[float], Tensor] | None = None,
+        source_slope: Callable[[float], Tensor] | None = None,
         integrals_in_state: bool = False,
         with_time: bool = False,
         computed: Sequence[Tensor] | None = None,
@@ -87,6 +90,7 @@ class AdjointSystem:
         self.targets = list(targets)
         self._determinism = determinism
         self.source = source
+        self._source_slope = source_slope
         self.integrals_in_state = integrals_in_state
         self.with_time = with_time
         self.vjp_y = self.vjp_params = 0
@@ -167,7 +171,7 @@ class AdjointSystem:
         self.vjp_params += params and bool(self.targets)
         split = 1 + self.with_time
         of_params = [_dense(g) for g in grads[split:]]
-        self.f = f.detach()
+        self.f = f.detach() if self._source_slope is None else self._source_slope(t)
         grad_z = torch.zeros_like(z) if grads[0] is None else grads[0]
         k = self._join(grads[1] if self.with_time else None, grad_z, of_params)
         kept = Integrand(f, a) if keep else None

@@ -138,7 +138,7 @@ class Sweep:
         self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
         # A step that was compiled and is taken again eagerly rounds in other places.
         explain, factor = self.request.inputs.check_unmodified, 1e3 if self.capture is None else 1e4
-        self._same = SameAnswers(self.problem.field.eps, explain, factor)
+        self._same = SameAnswers(self.problem.field.eps, explain, factor, repeatability(self.problem))
         if self.problem.throw:
             steps = [plan.time for plan in self.plans] if self.rows[1] else []
             check_cotangents(self.rows[0], self.forward.output_times, "output", self.counter.stats)
@@ -196,7 +196,7 @@ class Sweep:
     def engine(self, shifts: StepShifts | None = None) -> Engine:
         """What takes steps again eagerly."""
         solver = self.problem.solver
-        step = EagerStepper(solver, self.evaluate, shifts=shifts)
+        step = EagerStepper(solver, self.evaluate, shifts=shifts, orders=1)
         return Engine(solver, self.problem.field.layout, self.counter, self.evaluate, step, shifts)
 
     def advance(self, i: int, j: int, start: State, observers: Sequence[Observer] = ()) -> State:
@@ -276,7 +276,8 @@ class Sweep:
             engine, self.plans[j], before, self.outputs, bounds, cotangents, self.targets, shifts, self._check_step
         )
         self._expected = before if self.states.exact else None
-        self.differentiated += self.counter.nfe - count
+        solver = self.problem.solver
+        self.differentiated += solver.evaluations if solver.implicit else self.counter.nfe - count
         return grads
 
     def _check_step(self, step: Step, leaves: Sequence[Tensor]) -> None:
@@ -368,6 +369,20 @@ class Sweep:
             report.record = Record(tuple(self.log.times), tuple(self.taken), (), ())
 
 
+def repeatability(problem: Problem) -> tuple[float, float]:
+    """How far the state after steps that are taken again may be from the one that they have led to: rtol and atol.
+
+    Implicit solvers stop at a fraction of the tolerance of a step, in another place if they start from another guess or
+    have another Jacobian. On a backward pass they go on to rounding.
+    """
+    if not problem.solver.implicit:
+        return 0.0, 0.0
+    if problem.error is None:
+        return 1e4 * problem.field.eps, 0.0
+    rtol, atol = (float(torch.as_tensor(x).max()) for x in (problem.error.rtol, problem.error.atol))
+    return 10.0 * rtol, 10.0 * atol  # errors of several steps add up
+
+
 class StatesBefore(Observer):
     """The states before each step."""
 
@@ -391,7 +406,7 @@ def frozen_solve(request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[
         shifts = time_shifts(problem, ts, y0) if ts.requires_grad else None
         again = ForwardPass(problem, forward.determinism)
         result = again.run(again.engine(field, shifts), y0, shifts=shifts, plans=plans)
-        same = SameAnswers(problem.field.eps, inputs.check_unmodified, 1e4)
+        same = SameAnswers(problem.field.eps, inputs.check_unmodified, 1e4, repeatability(problem))
         same.recognise(result.ys.detach(), mark, lambda: [result.ys.detach()], problem.times[0])
         same.finish(problem.times[0])
         return [result.ys, result.coefficients]
