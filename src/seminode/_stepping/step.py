@@ -190,6 +190,8 @@ class Step:
 
     def sample(self) -> tuple[float, Tensor, Tensor]:
         """An evaluation of this step: its time, its state and its slope."""
+        if self._solver.implicit:  # whose slopes are no evaluations
+            return self.plan.stage_time(1.0), self.end_anchor(), self.end_slope()
         c, y, slope = self._solver.sampled(self.plan.dt, self.y0, self._memory0, self._result)
         return self.plan.stage_time(c), y, slope
 
@@ -202,12 +204,6 @@ class Step:
         if self._end_slope is None:
             self._end_slope = self._evaluate_end(self)
         return self._end_slope
-
-    def sample(self) -> tuple[float, Tensor, Tensor]:
-        """A time and a state at which the field was evaluated, and its answer."""
-        if self._solver.implicit:  # whose slopes are no evaluations
-            return self.plan.stage_time(1.0), self.end_anchor(), self.end_slope()
-        return self.plan.stage_time(0.0), self.before[-1], self.slopes[0]
 
     def ratio(self, norm: ErrorNorm) -> float:
         """The size of the error relative to what is allowed; infinite if the solver failed."""
