@@ -243,6 +243,22 @@ def test_second_derivatives(adjoint: Any) -> None:
     assert torch.autograd.gradgradcheck(solved, (y0, end), atol=1e-6)
 
 
+def test_replay_keeps_two_tensors_per_step() -> None:
+    """The state and its slope: slopes of earlier steps are the same tensors in the history of all later ones."""
+    addresses: set[int] = set()
+
+    def pack(x: Tensor) -> Tensor:
+        if x.shape == (5,):
+            addresses.add(x.data_ptr())
+        return x
+
+    y0 = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        options: Any = {"solver": sn.ExplicitAdams(8), "controller": sn.FixedStep(0.01), "save": "last"}
+        sn.solve(lambda t, y: -y, y0, [0.0, 1.0], **options)
+    assert 200 <= len(addresses) < 210
+
+
 def test_transforms_and_batches() -> None:
     y0 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
