@@ -193,6 +193,23 @@ def test_agrees_with_torchdiffeq_within_the_error_of_its_start() -> None:
         assert float((ours - truth).abs().max()) < float((theirs - truth).abs().max())
 
 
+@pytest.mark.parametrize(("kind", "theirs"), [(0, 4.0), (1, 5.0)], ids=["explicit", "implicit"])
+def test_order_on_grids_of_times(kind: int, theirs: float) -> None:
+    """torchdiffeq loses order at the start, and more of it on uneven grids, where ours keep the order."""
+    counts = [100, 200]
+    for uneven, expected in ((0.0, theirs), (0.2, 1.2)):
+        peer, own = [], []
+        for n in counts:
+            times = torch.linspace(0.0, END, n + 1, dtype=torch.float64)
+            times[1:-1] += uneven * END / n * torch.sin(1.7 * torch.arange(1, n, dtype=torch.float64))
+            name, options = ("explicit_adams", "implicit_adams")[kind], {"max_order": 8}
+            ys: Any = torchdiffeq.odeint(field, exact(times[0]), times, method=name, options=options)
+            peer.append(float((ys - exact(times)).abs().max()))
+            own.append(errors(methods(6)[kind], sn.PrescribedSteps(times.diff().tolist()))[0])
+        assert slope(counts, peer) == pytest.approx(expected, abs=0.3)
+        assert slope(counts, own) > 5.6
+
+
 ADJOINTS = [sn.Direct(), sn.Replay(), sn.Replay(every=3), sn.Checkpointed(3)]
 SOLVERS = [
     sn.ExplicitAdams(1),
