@@ -62,7 +62,9 @@ class Event:
         if count is not None and self.terminal is False:
             raise ValueError("max_count: ends the solve, but terminal=False; leave one of them out")
         if self.reset is not None and self.last == 1:
-            raise ValueError("reset: is never applied, since the first occurrence ends the solve; leave out one of them")
+            raise ValueError(
+                "reset: is never applied, since the first occurrence ends the solve; leave out one of them"
+            )
 
     @property
     def last(self) -> int | None:

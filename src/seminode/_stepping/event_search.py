@@ -183,7 +183,12 @@ class EventSearch:
                 value, slope = self._value(i, plan.t1, step.y1.detach()), self._slope(i, step)
                 near = abs(value) <= abs(slope) * self._resolution(step)
                 rising = slope * plan.dt > 0.0
-                if slope == 0.0 or not near or self._zero_at_start(i, slope) or function.event.direction not in (0, 1 if rising else -1):
+                if (
+                    slope == 0.0
+                    or not near
+                    or self._zero_at_start(i, slope)
+                    or function.event.direction not in (0, 1 if rising else -1)
+                ):
                     continue
             fired.append(i)
         return tuple(fired)

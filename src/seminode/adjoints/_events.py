@@ -11,6 +11,7 @@ so that the gradient is that of the steps that were taken, and autograd chains t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from .._field.reach import reachable
 from .._stepping.engine import Engine, eager_engine
 from .._stepping.event_search import Landing
 from .._stepping.problem import Problem
+from .._stepping.roots import sign
 from .._stepping.schedule import Plan
 from .._stepping.step import Step, TimeShifts
 from ..errors import NonFiniteState, SolveError, ZenoBehaviour
@@ -288,21 +290,46 @@ class EventSolve:
             self._coefficients.append(landed.coefficients.unsqueeze(0))
         for times in (self._knots, self._row_times):
             times.append(landed.t.reshape(1))
-        self._forward.counter.events += len(landing.fired)
-        self._was_reset = False
-        for i in landing.fired:
-            event = self._functions[i].event
-            self._times[i].append(landed.t)
-            self._states[i].append(landed.y)
-            self._ended |= event.last is not None and len(self._times[i]) >= event.last
-        for i in landing.fired if not self._ended else ():
-            self._check_zeno(i, t)
-            if self._functions[i].resets:
-                y, self._was_reset = self._reset(self._functions[i], t, landed.shift, y), True
+        self._was_reset, self._end = False, landed.t
+        fired, past = list(landing.fired), set[int]()
+        while fired:
+            self._note(fired, landed.t, y)
+            if self._ended:
+                break
+            past |= set(fired)
+            before, y = y, self._apply_resets(fired, t, landed.shift, y)
+            fired = self._carried_across(t, before, y, past) if self._was_reset else []
         if self._ended and save == "last":
             self._rows.append(y.unsqueeze(0))
-        self._end = landed.t
         return y
+
+    def _note(self, fired: Sequence[int], t: Tensor, y: Tensor) -> None:
+        """Some events occur."""
+        self._forward.counter.events += len(fired)
+        for i in fired:
+            last = self._functions[i].event.last
+            self._times[i].append(t)
+            self._states[i].append(y)
+            self._ended |= last is not None and len(self._times[i]) >= last
+
+    def _apply_resets(self, fired: Sequence[int], t: float, shift: Tensor, y: Tensor) -> Tensor:
+        for i in fired:
+            self._check_zeno(i, t)
+            if self._functions[i].resets:
+                y, self._was_reset = self._reset(self._functions[i], t, shift, y), True
+        return y
+
+    def _carried_across(self, t: float, before: Tensor, after: Tensor, past: set[int]) -> list[int]:
+        """Events whose function a reset has carried across zero: they occur at once, each of them once."""
+        found = []
+        time = torch.full((), t, dtype=real_dtype(after), device=after.device)
+        with torch.no_grad():
+            for i, function in enumerate(self._functions):
+                if i not in past:
+                    start, end = (sign(function(time, y.detach()).item()) for y in (before, after))
+                    if start * end < 0 and function.event.direction in (0, end):
+                        found.append(i)
+        return found
 
     def _reset(self, function: EventFunction, t: float, shift: Tensor, y: Tensor) -> Tensor:
         time = torch.full((), t, dtype=real_dtype(y), device=y.device) + shift
