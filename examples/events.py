@@ -146,7 +146,7 @@ def draw(path: Path, ball_ts: Tensor, spike_ts: Tensor, drug_ts: Tensor) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Gradients through events.")
     parser.add_argument("--image", type=Path, default=Path("out/demo/events.png"))
     arguments = parser.parse_args()
     need("matplotlib")

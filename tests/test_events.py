@@ -402,7 +402,10 @@ def test_events_check_themselves(options: dict[str, Any], message: str) -> None:
         ([height], r"event\[0\]: expected sn.Event.*sn.Event\(height\)"),
         (sn.Event(lambda t, y: y), r"event\[0\].fn: expected a 0-d tensor, found shape \(2,\)"),
         (sn.Event(lambda t, y: y[:1]), r"as in y\[0\]"),
-        (sn.Event(lambda t, y: float(y[0])), r"event\[0\].fn: expected a 0-d tensor, found float"),
+        (
+            sn.Event(lambda t, y: float(y[0])),  # pyright: ignore[reportArgumentType]
+            r"event\[0\].fn: expected a 0-d tensor, found float",
+        ),
         (sn.Event(lambda t, y: y[0] > 0), r"found torch.bool; an event is where a number changes its sign"),
         (sn.Event(lambda t, y: y[0] * math.nan), r"event\[0\].fn: returned a NaN"),
         (sn.Event(lambda t, y: torch.log(y[0] + 1.0 - 100.0 * t)), r"event\[0\].fn: returned a NaN"),

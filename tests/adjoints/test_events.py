@@ -76,9 +76,9 @@ def directions(inputs: Inputs) -> Inputs:
     return {name: torch.randn(x.shape, dtype=F64, generator=generator) for name, x in inputs.items()}
 
 
-def differences(solve: Solve, inputs: Inputs, h: float = 1e-5, **options: Any) -> dict[str, float]:
+def differences(solve: Solve, inputs: Inputs, **options: Any) -> dict[str, float]:
     """Fourth-order central differences of the loss along one direction for each input."""
-    found = {}
+    h, found = 1e-5, {}
     for name, direction in directions(inputs).items():
 
         def at(x: float, name: str = name, direction: Tensor = direction) -> float:

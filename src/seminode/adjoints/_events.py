@@ -117,30 +117,33 @@ class EventSolve:
         self._end = problem.ts[-1]
 
     def run(self) -> ForwardResult:
-        problem, forward = self._problem, self._forward
-        with forward.determinism.solving():
-            self._check_differentiable()
-            y, shift, first = problem.y0, None, True
-            while True:
-                result = self._adjoint.bind(forward)
-                error = result.error
-                landing = None if forward.search is None else forward.search.landing
-                y = self._keep_stretch(forward, result, y, first, landing is not None)
-                if landing is None or error is not None:
-                    break
-                try:
-                    landed = self._land(forward, landing, y)
-                    y = self._occur(landing, landed)
-                except SolveError as failure:
-                    error = self._caught(failure, forward)
-                    break
-                cursor = self._cursor(landing.step.plan.t1)
-                if self._ended or cursor == len(problem.times):
-                    break
-                forward, first = self._next(forward, landing, landed, y, cursor), False
-        if forward.bar is not None:
-            forward.bar.close()
-        return self._result(forward, result, error)
+        try:
+            with self._forward.determinism.solving():
+                self._check_differentiable()
+                return self._stretches()
+        finally:
+            if self._forward.bar is not None:
+                self._forward.bar.close()
+
+    def _stretches(self) -> ForwardResult:
+        """One stretch after the other, until the end or an event that ends the solve."""
+        problem, y, first = self._problem, self._problem.y0, True
+        while True:
+            forward = self._forward
+            result = self._adjoint.bind(forward)
+            landing = None if forward.search is None else forward.search.landing
+            y = self._keep_stretch(forward, result, y, first, landing is not None)
+            if landing is None or result.error is not None:
+                return self._result(result, result.error)
+            try:
+                landed = self._land(forward, landing, y)
+                y = self._occur(landing, landed)
+            except SolveError as failure:
+                return self._result(result, self._caught(failure, forward))
+            cursor = self._cursor(landing.step.plan.t1)
+            if self._ended or cursor == len(problem.times):
+                return self._result(result, None)
+            self._forward, first = self._next(forward, landing, landed, y, cursor), False
 
     def _caught(self, failure: SolveError, forward: ForwardPass) -> SolveError:
         if failure.stats is None:
@@ -196,7 +199,8 @@ class EventSolve:
     def _next(self, forward: ForwardPass, landing: Landing, landed: LandedStep, y: Tensor, cursor: int) -> ForwardPass:
         """The stretch after an event."""
         problem, t = self._problem, landing.step.plan.t1
-        assert forward.schedule is not None and forward.search is not None
+        assert forward.schedule is not None
+        assert forward.search is not None
         forward.schedule.resume(t, self._was_reset)
         forward.search.resume()
         ts = torch.cat([landed.t.reshape(1).to(problem.ts.device), problem.ts[cursor:].to(landed.t.dtype)])
@@ -357,8 +361,8 @@ class EventSolve:
 
     # The result
 
-    def _result(self, forward: ForwardPass, result: ForwardResult, error: SolveError | None) -> ForwardResult:
-        problem = self._problem
+    def _result(self, result: ForwardResult, error: SolveError | None) -> ForwardResult:
+        problem, forward = self._problem, self._forward
         rows = [x for x in self._rows if len(x)]
         ys = torch.cat(rows) if rows else problem.y0.new_empty(0, *problem.y0.shape)
         coefficients = torch.cat(self._coefficients) if self._coefficients else result.coefficients
