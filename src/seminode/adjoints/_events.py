@@ -38,8 +38,9 @@ from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
 from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of, wide_dtype
 
-#: An event that occurs this often in a row, each time within CLOSE times the interval of the solve, gets nowhere.
-ZENO, CLOSE = 10, 1e-9
+#: An event that occurs this often in a row after an ever shorter time, below CLOSE times that since the start, gets
+#: nowhere.
+ZENO, CLOSE = 3, 1e-9
 
 
 def run_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:
@@ -112,7 +113,8 @@ class EventSolve:
         self._row_times: list[Tensor] = []  # the times of the outputs, with save="steps"
         self._times: list[list[Tensor]] = [[] for _ in self._functions]
         self._states: list[list[Tensor]] = [[] for _ in self._functions]
-        self._latest = [(-math.inf, 0)] * len(self._functions)  # when each occurred, and how often in a row so soon
+        # When each event occurred, how long that was after the time before, and how often in a row that gap was tiny.
+        self._latest = [(-math.inf, math.inf, 0)] * len(self._functions)
         self._ended = self._was_reset = False
         self._end = problem.ts[-1]
 
@@ -346,16 +348,16 @@ class EventSolve:
         return after
 
     def _check_zeno(self, i: int, t: float) -> None:
-        times = self._problem.times
-        before, count = self._latest[i]
-        soon = abs(t - before) <= CLOSE * abs(times[-1] - times[0])
-        self._latest[i] = t, count + 1 if soon else 0
-        if soon and count + 1 >= ZENO:
+        """Refuse to follow an event that repeats ever faster, while the clock can still tell its occurrences apart."""
+        latest, gap, count = self._latest[i]
+        now = abs(t - latest)
+        shrinks = now < 0.999 * gap and now <= CLOSE * abs(t - self._problem.times[0])
+        self._latest[i] = t, now, count + 1 if shrinks else 0
+        if self._latest[i][2] >= ZENO or now <= 64.0 * math.ulp(t):
             raise ZenoBehaviour(
-                f"{self._functions[i].name} has occurred {len(self._times[i])} times up to t = {t:g}, the last {ZENO} "
-                f"times within {CLOSE:g} of the interval each: the solve cannot get past this point (Zeno behaviour). "
-                "End it before that, by max_count or by a terminal event (when the speed becomes small, say), or let "
-                "the reset bring the state to rest.",
+                f"{self._functions[i].name} has occurred {len(self._times[i])} times up to t = {t:g}, the last time "
+                f"only {now:.3g} after the one before: the solve cannot get past this point (Zeno behaviour). End it "
+                "before that, by max_count or by a terminal event (when the speed becomes small, say).",
                 t=t,
             )
 
