@@ -1,11 +1,7 @@
 """Solves with events: a chain of ordinary solves, each of which ends where the step that lands on an event begins.
 
-Every stretch between events is differentiated by the adjoint of the solve. The landing step is a graph of its own. It
-defines the event time tₑ as the root of r(τ) = g(τ, Φ(τ)), where Φ(τ) is the end of a step to τ:
-
-    dtₑ = −dr / (dr/dτ),    yₑ = Φ(tₑ),    later times move with tₑ
-
-so that the gradient is that of the steps that were taken, and autograd chains the stretches.
+Every stretch between events is differentiated by the adjoint of the solve, and the landing step is a graph of its own
+(`_landing.py`). The times of a stretch move with the event at its start. Autograd chains stretches, landings and resets.
 """
 
 from __future__ import annotations
@@ -18,24 +14,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from .._compile.torch_private import transforms_active
-from .._field.capture import restricted
 from .._field.determinism import Determinism
 from .._field.event_function import EventFunction
 from .._field.pytree import is_finite, real_dtype
 from .._field.reach import reachable
-from .._stepping.engine import Engine, eager_engine
 from .._stepping.event_search import Landing
 from .._stepping.problem import Problem
 from .._stepping.roots import sign
-from .._stepping.schedule import Plan
-from .._stepping.step import Step, TimeShifts
+from .._stepping.step import TimeShifts
 from ..errors import NonFiniteState, SolveError, ZenoBehaviour
 from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
+from ._landing import differentiable_landing
 from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of, wide_dtype
 
 #: An event that occurs this often in a row after an ever shorter time, below CLOSE times that since the start, gets
@@ -60,41 +53,6 @@ class LandedStep(NamedTuple):
     y: Tensor
     outputs: Tensor  # those inside the step and at its end
     coefficients: Tensor | None
-
-
-class LandingShifts:
-    """Shifts of the two ends of a landing step."""
-
-    def __init__(self, start: Tensor, end: Tensor):
-        self._ends = start, end
-
-    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        return self._ends
-
-    def outputs(self, low: int, high: int) -> Tensor:
-        raise NotImplementedError  # outputs of a landing step move with `ts` itself
-
-
-class EventTime(Function):
-    """Zero, with the derivative of an event time: dtₑ = −dr / (dr/dτ)."""
-
-    @staticmethod
-    def forward(ctx: Any, r: Tensor, slope: float, tangential: bool, where: str) -> Tensor:
-        ctx.event = slope, tangential, where
-        return torch.zeros_like(r)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        slope, tangential, where = ctx.event
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{where}: events give first derivatives only; leave out create_graph=True")
-        if tangential:
-            raise RuntimeError(
-                f"{where}: the event function is tangential to zero along the solution (its slope in time is "
-                f"{slope:.3g}), so that the event time has no derivative. Use an event function that crosses zero, or "
-                "detach what follows from this event."
-            )
-        return -grads[0] / slope, None, None, None
 
 
 class EventSolve:
@@ -225,7 +183,9 @@ class EventSolve:
         moved = None
         if self._differentiated(forward, landing, y):
             start = TimeShifts(forward.problem.ts, y).of(plan)[0]
-            shift, step = self._differentiable_step(forward, landing, y, start)
+            function = self._functions[landing.fired[0]]
+            shift, step = differentiable_landing(forward, landing, function, y, start)
+            self._report.of_events += 2 * problem.solver.evaluations
             moved = TimeShifts(problem.ts, y).outputs(low, high)
         outputs = step.at(times, moved) if times else step.y1.new_empty(0, *y.shape)
         coefficients = step.coefficients() if problem.dense else None
@@ -247,42 +207,6 @@ class EventSolve:
         field = self._problem.field
         reach = reachable((field.reach, [function.event.fn for function in self._functions]))
         return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
-
-    def _differentiable_step(
-        self, forward: ForwardPass, landing: Landing, y: Tensor, start: Tensor
-    ) -> tuple[Tensor, Step]:
-        """The landing step twice: to a fixed time, which defines the event time, and to the event time."""
-        plan, function = landing.step.plan, self._functions[landing.fired[0]]
-        self._refuse_carried(forward, y)
-        end = torch.zeros_like(start, requires_grad=True)
-        engine = self._engine(forward, y, LandingShifts(start, end))
-        k1 = engine.start_slope(plan, y, None)
-        fixed = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
-        time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
-        r = function(time + end, fixed.y1).to(start.dtype)
-        slope = torch.autograd.grad(r, end, retain_graph=True, allow_unused=True)[0] if r.requires_grad else None
-        size = 0.0 if slope is None else slope.item()
-        tangential = not abs(size) > torch.finfo(start.dtype).eps ** 0.4 * landing.slope_scale
-        shift = EventTime.apply(r, size, tangential, f"{function.name} at t = {plan.t1:g}")  # type: ignore[misc]
-        engine = self._engine(forward, y, LandingShifts(start, shift))
-        step = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
-        self._report.of_events += 2 * engine.solver.evaluations
-        return shift, step
-
-    def _engine(self, forward: ForwardPass, y: Tensor, shifts: LandingShifts) -> Engine:
-        problem = self._problem
-        field = problem.field
-        if problem.params is not None:
-            field = field.bind(func=restricted(field.func, problem.params))
-        return eager_engine(field, problem.solver, y, forward.determinism, forward.log, shifts=shifts)
-
-    def _refuse_carried(self, forward: ForwardPass, y: Tensor) -> None:
-        solver = self._problem.solver
-        if solver.carried(solver.start(y)):
-            raise ValueError(
-                f"event: gradients through events need a solver whose steps start from y alone, but {solver.name!r} "
-                "carries more from step to step; pass solver='dopri5', or solve under torch.no_grad()"
-            )
 
     def _occur(self, landing: Landing, landed: LandedStep) -> Tensor:
         """Record the events of a landing and apply their resets; the state to go on with."""
