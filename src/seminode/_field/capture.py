@@ -9,10 +9,11 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from .._compile.torch_private import compiler_loaded
@@ -253,34 +254,60 @@ class Unaccounted(RuntimeError):
     """The graph of an evaluation leads to a tensor that is not differentiated."""
 
 
-def check_accounted(
-    values: Sequence[Tensor], known: Iterable[Tensor], computed: Iterable[Tensor], states: Sequence[Tensor] = ()
-) -> None:
-    """Refuse a graph that leads to a tensor that is not accounted for: its gradient would be lost.
+class Evaluation(NamedTuple):
+    """What a field was given, and its answer."""
 
-    `known` are the leaves that are differentiated; `computed` are captured tensors that should have been replaced;
-    `states` are those at which the field was evaluated. A leaf that was born during the evaluation is no parameter and
-    is ignored, unless it is a copy of a state or of a known leaf.
+    t: Tensor
+    y: Tensor
+    k: Tensor
+
+
+class Accounting:
+    """Refuses graphs that lead to a tensor that is not accounted for: its gradient would be lost.
+
+    `targets` are the tensors that every evaluation is differentiated by; `computed` are captured tensors that should
+    have been replaced by some of them.
     """
-    leaves = {id(x): x for x in known}
-    forbidden = {x.grad_fn for x in computed}
-    queue: list[Any] = [value.grad_fn for value in values]
-    seen: set[Any] = set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        following = node.next_functions
-        if following:
-            if forbidden and node in forbidden:
-                refuse_unaccounted()
-            queue += [function for function, _ in following]
-        elif hasattr(node, "variable") and id(node.variable) not in leaves:
-            if _references(node) > _references_when_born():
-                refuse_unaccounted(node.variable)
-            if any(_copies(node.variable, x) for x in (*states, *leaves.values())):
-                refuse_cut(STATE, times_too=False)
+
+    def __init__(self, targets: Iterable[Tensor], computed: Iterable[Tensor]):
+        self._targets = {id(x): x for x in targets}
+        self._computed = {x.grad_fn for x in computed}
+        # Graphs are walked on every step. They end mostly here, so that a walk need not look at leaves.
+        self._ends: set[Any] = {None, *map(_node, self._targets.values())}
+
+    def check(self, evaluations: Sequence[Evaluation], leaves: Sequence[Tensor]) -> None:
+        """Walk the graphs of the field's answers, back to the states at which it was evaluated.
+
+        `leaves` are differentiated too. A leaf that was born during the evaluation is no parameter and is ignored,
+        unless it is a copy of a state or of another leaf.
+        """
+        seen = self._ends.copy()
+        seen.update(_node(y) for _, y, _ in evaluations)
+        nodes: list[Any] = [node for _, _, k in evaluations if (node := k.grad_fn) not in seen]
+        for node in nodes:  # which grows on the way
+            following = node.next_functions
+            if not following:
+                self._check_leaf(node, evaluations, leaves)
+            for function, _ in following:
+                if function not in seen:
+                    seen.add(function)
+                    nodes.append(function)
+        if self._computed and not self._computed.isdisjoint(nodes):
+            refuse_unaccounted()
+
+    def _check_leaf(self, node: Any, evaluations: Sequence[Evaluation], leaves: Sequence[Tensor]) -> None:
+        known = self._targets | {id(x): x for x in (*leaves, *(t for t, _, _ in evaluations))}
+        if not hasattr(node, "variable") or id(node.variable) in known:
+            return
+        if _references(node) > _references_when_born():
+            refuse_unaccounted(node.variable)
+        if any(_copies(node.variable, x) for x in (*(y for _, y, _ in evaluations), *known.values())):
+            refuse_cut(STATE, times_too=False)
+
+
+def _node(x: Tensor) -> Any:
+    """Where graphs that use x lead to; `None` if it has no gradient."""
+    return x.grad_fn if x.grad_fn is not None or not x.requires_grad else get_gradient_edge(x).node
 
 
 def _references(node: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .._field.capture import Evaluation
 from .._field.determinism import Determinism
 from .._field.field import Field
 from .._field.pytree import Layout, real_dtype
@@ -70,7 +71,7 @@ class EvaluationLog:
 class EagerEvaluator:
     """Calls the field itself, on the live tensors that it uses."""
 
-    __slots__ = ("_determinism", "_device", "_dtype", "_field", "_log", "handed")
+    __slots__ = ("_determinism", "_device", "_dtype", "_field", "_log", "watched")
 
     def __init__(self, field: Field, like: Tensor, determinism: Determinism, log: EvaluationLog):
         self._field = field
@@ -78,17 +79,18 @@ class EagerEvaluator:
         self._log = log
         self._dtype = real_dtype(like)
         self._device = like.device
-        #: Times and states that the field was given, where a check of the graph needs to know them.
-        self.handed: list[tuple[Tensor, Tensor]] | None = None
+        #: The evaluations, where their graphs are to be checked.
+        self.watched: list[Evaluation] | None = None
 
     def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
         self._log.add(t)
         if self._determinism.stateful:
             self._determinism.prepare()
         time = torch.full((), t, dtype=self._dtype, device=self._device)
-        if self.handed is not None:
-            self.handed.append((time, y))
-        return self._field(time if shift is None else time + shift, y)
+        k = self._field(time if shift is None else time + shift, y)
+        if self.watched is not None:
+            self.watched.append(Evaluation(time, y, k))
+        return k
 
 
 class EagerStepper:

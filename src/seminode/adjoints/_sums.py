@@ -26,7 +26,10 @@ class Sums:
     def add(self, grads: Sequence[Tensor | None], weight: float = 1.0) -> None:
         if weight == 0.0 or not self.values:
             return
-        if all(v is not None and g is not None for v, g in zip(self.values, grads, strict=True)):
+        for value, grad in zip(self.values, grads, strict=True):
+            if value is None or grad is None:
+                break
+        else:
             add_all(self.values, grads, weight)  # type: ignore[arg-type]
             return
         for i, (value, grad) in enumerate(zip(self.values, grads, strict=True)):

@@ -89,11 +89,11 @@ class UndoneStates(States):
             return sweep.evaluate(plan.stage_time(c), y, stage=stage)
 
         def vjp(increment: Increment, source: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-            count, sweep.evaluate.handed = sweep.counter.nfe, []
+            count, sweep.evaluate.watched = sweep.counter.nfe, []
             with torch.enable_grad():
                 source = source.detach().requires_grad_()
                 value = increment(evaluate, source)
-            sweep.check_graph([value], [source, *sweep.targets])
+            sweep.check_graphs([source])
             sweep.differentiated += sweep.counter.nfe - count
             grads: Sequence[Tensor | None] = [None] * (1 + len(sweep.targets))
             if value.requires_grad:

@@ -89,6 +89,7 @@ class ErrorSample:
 
     def __init__(self, targets: Sequence[Tensor]):
         self._strides = [sample_stride(x) for x in targets]
+        self._whole = all(stride == 1 for stride in self._strides)
         self._total, self._trial, self._step = (Sums(len(targets)) for _ in range(3))
         self._bound = self._covered = self._length = 0.0
 
@@ -146,8 +147,8 @@ class ErrorSample:
         size = _norm(self._sampled(totals))
         return error / size if size > 0.0 else 0.0 if error == 0.0 else math.inf
 
-    def _sampled(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return sampled(grads, self._strides)
+    def _sampled(self, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return grads if self._whole else sampled(grads, self._strides)
 
 
 def _norm(tensors: Sequence[Tensor | None]) -> float:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._field.capture import check_accounted
+from ..._field.capture import Accounting, Evaluation
 from ..._field.determinism import Determinism
 from ..._field.field import Field
 from ..._field.pytree import Layout, flatten, real_dtype
@@ -92,7 +92,7 @@ class AdjointSystem:
         self.vjp_y = self.vjp_params = 0
         self.f: Tensor | None = None  # of the latest evaluation
         self.reduction = reduction
-        self._computed = computed
+        self._accounting = None if computed is None else Accounting(self.targets, computed)
         self.z = self.a = torch.empty(0)  # whole, for the leaves that are not solved for
 
     def layout(self, like: Tensor) -> Layout:
@@ -182,8 +182,11 @@ class AdjointSystem:
         if self.integrals_in_state:
             pairs = zip(of_params, self.targets, strict=True)
             parts += [_like(torch.zeros_like(x) if g is None else g, of_z).reshape(-1) for g, x in pairs]
+        if not self.integrals_in_state:
+            parts[-1] = parts[-1].neg()
         k = torch.cat(parts)
-        k[solved:].neg_()
+        if self.integrals_in_state:
+            k[solved:].neg_()
         if self.with_time:
             k[:1].neg_()
         return k
@@ -196,8 +199,8 @@ class AdjointSystem:
             z = z.detach().requires_grad_()
             time = torch.full((), t, dtype=real_dtype(z), device=z.device, requires_grad=self.with_time)
             f = self.field(time, z)
-        if self._computed is not None:
-            check_accounted([f], [z, time, *self.targets], self._computed)
+        if self._accounting is not None:
+            self._accounting.check([Evaluation(time, z, f)], ())
         return z, time, f
 
     def evaluate_batch(self, times: Tensor, zs: Tensor) -> Tensor:

@@ -76,11 +76,11 @@ def step_vjp(
     cotangents: StepCotangents,
     targets: Sequence[Tensor],
     shifts: StepShifts | None,
-    check: Callable[[Step, Sequence[Tensor], Sequence[Tensor]], None],
+    check: Callable[[Step, Sequence[Tensor]], None],
 ) -> StepGradients:
     """Take a step again and backpropagate through it.
 
-    `check` may look at the step, at its values and at the leaves that they are known to depend on.
+    `check` may look at the step and at the leaves, beside the targets, that it depends on.
     """
     with torch.enable_grad():
         before = tuple(x.detach().requires_grad_() for x in before)
@@ -92,10 +92,9 @@ def step_vjp(
             pairs.append((step.coefficients(), cotangents.coefficients))
     values, weights = zip(*pairs, strict=True)
     times = [] if shifts is None else [shifts.start, shifts.end, shifts.out]
-    leaves = [*before, *times, *targets]
-    check(step, values, leaves)
+    check(step, [*before, *times])
     del step, pairs  # the slopes are held by the graph alone, which frees them while it is differentiated
-    grads = torch.autograd.grad(values, leaves, weights, allow_unused=True)
+    grads = torch.autograd.grad(values, [*before, *times, *targets], weights, allow_unused=True)
     first, second = len(before), len(before) + len(times)
     return StepGradients(list(grads[:first]), list(grads[first:second]), list(grads[second:]))
 

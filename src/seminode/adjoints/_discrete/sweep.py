@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._compile.engine import compiled_engine, warn_not_compiled
 from ..._compile.graph import NotCompiled
 from ..._compile.programs import no_sums, vjp_program
-from ..._field.capture import check_accounted
+from ..._field.capture import Accounting
 from ..._field.determinism import SameAnswers
 from ..._field.field import Field
 from ..._field.pytree import is_finite
@@ -162,6 +162,10 @@ class Sweep:
     def evaluate(self) -> EagerEvaluator:
         return EagerEvaluator(self._bound[0], self.y0, self.forward.determinism, self.log)
 
+    @cached_property
+    def _engine(self) -> Engine:
+        return self.engine()
+
     def engine(self, shifts: StepShifts | None = None) -> Engine:
         """What takes steps again eagerly."""
         solver = self.problem.solver
@@ -234,8 +238,8 @@ class Sweep:
         shifts = StepShifts(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
         before, count = self.states.before(j, self), self.counter.nfe
         cotangents = StepCotangents((None,) * len(before) if adj is None else adj, adj_outputs, adj_dense)
-        self.evaluate.handed = []
-        engine = self.engine(shifts)
+        self.evaluate.watched = []
+        engine = self._engine if shifts is None else self.engine(shifts)
         grads = step_vjp(
             engine, self.plans[j], before, self.outputs, bounds, cotangents, self.targets, shifts, self._check_step
         )
@@ -243,25 +247,24 @@ class Sweep:
         self.differentiated += self.counter.nfe - count
         return grads
 
-    def _check_step(self, step: Step, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    def _check_step(self, step: Step, leaves: Sequence[Tensor]) -> None:
         """Is this the step that was taken, and are all tensors known that it depends on?"""
         plan, last = step.plan, len(self.taken) == 0 and step.plan is self.plans[-1]
         expected = self.states.end() if last else self._expected
         compare = self._same.recognise if last else self._same.compare
         for again, before in zip(step.after, expected or (), strict=False):
             compare(again.detach(), before, lambda: [plan.dt * k.detach() for k in step.slopes], plan.t0)
-        self.check_graph(values, known)
+        self.check_graphs(leaves)
 
-    def check_graph(self, values: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-        """Refuse values that depend on tensors which are not differentiated."""
+    def check_graphs(self, leaves: Sequence[Tensor]) -> None:
+        """Refuse evaluations that depend on tensors which are not differentiated; `leaves` are, beside the targets."""
+        watched, self.evaluate.watched = self.evaluate.watched, None  # which would keep the graphs alive
         if self.problem.params is None:
-            times, states = zip(*(self.evaluate.handed or ()), strict=True)
-            self.evaluate.handed = None  # which would keep the graph alive
-            check_accounted(values, [*known, *times], self._computed, states)
+            self._accounting.check(watched or (), leaves)
 
     @cached_property
-    def _computed(self) -> list[Tensor]:
-        return [x for x in self.request.inputs.params if not x.is_leaf]
+    def _accounting(self) -> Accounting:
+        return Accounting(self.targets, [x for x in self.request.inputs.params if not x.is_leaf])
 
     def check_gradient(self, grad_y: Tensor, plan: Plan) -> None:
         if self.problem.throw and not is_finite(grad_y):
