@@ -1,7 +1,7 @@
 """Solves with events: a chain of ordinary solves, each of which ends where the step that lands on an event begins.
 
 Every stretch between events is differentiated by the adjoint of the solve, and the landing step is a graph of its own
-(`_landing.py`). The times of a stretch move with the event at its start. Autograd chains stretches, landings and resets.
+(`_landing.py`). The times of a stretch move with the event at its start. Autograd chains stretches, steps and resets.
 """
 
 from __future__ import annotations
