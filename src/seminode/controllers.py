@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict,
 
 from torch import Tensor
 
+from ._compile.torch_private import transforms_active
 from ._stepping.elementwise import choose, isfinite, maximum, minimum, number_or, select
 from ._untyped import numbers
 from .norms import ErrorNorm
@@ -170,7 +171,7 @@ class Adaptive(Controller):
         if dt is not proposal:  # some steps were shortened
             predicts = accept & (proposal <= MAX_SHORTENING * dt)
             length = select(predicts, length, proposal)
-        if bool(accept.all()):
+        if not transforms_active() and bool(accept.all()):  # values cannot be read while a compiler traces
             length = self._clip(length)
         else:
             length = self._clip(select(accept, length, dt * self._shrunk(ratio, order)))

@@ -55,7 +55,9 @@ class LaneStep:
 
     def ratio(self, norm: ErrorNorm | AnyFinite) -> Tensor:
         """The size of the error in each lane relative to what is allowed, on the host."""
-        return norm.of(self._tried.y1) if isinstance(norm, AnyFinite) else self._tried.ratio(norm)  # type: ignore
+        ratio: Any = norm.of(self._tried.y1) if isinstance(norm, AnyFinite) else self._tried.ratio(norm)
+        self._ratio = ratio
+        return ratio
 
     @cached_property
     def _taken(self) -> Step:
@@ -67,7 +69,7 @@ class LaneStep:
         plan = self.plan
         if plan.failing is not self._failing:
             return self._again()
-        if plan.unanimous or not torch.is_grad_enabled() or bool(torch.isfinite(self._tried.y1.detach()).all()):
+        if plan.unanimous or not torch.is_grad_enabled() or bool((self._ratio < torch.inf).all()):
             return self._tried
         return self._again()
 

@@ -259,18 +259,19 @@ class ForwardPass:
         stats = self.counter.stats(report=report)
         return stats if self.per_sample is None else replace(stats, per_sample=self.per_sample)
 
-    def _schedule(self) -> Schedule | LaneSchedule:
+    def _schedule(self, run: bool = True) -> Schedule | LaneSchedule:
         problem, solver = self.problem, self.problem.solver
         order = solver.error_order or solver.order
         if problem.lanes is not None:
             dtype = real_dtype(problem.y0)
-            return LaneSchedule(problem.controller, order, problem.lanes, problem.jumps, dtype, problem.max_steps)
+            limits = problem.max_steps, self.capture is not None if run else False
+            return LaneSchedule(problem.controller, order, problem.lanes, problem.jumps, dtype, *limits)
         return Schedule(problem.controller, order, problem.times, problem.jumps, real_dtype(problem.y0))
 
     @cached_property
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""
-        return self._schedule().plan(1.0)  # type: ignore[return-value]
+        return self._schedule(run=False).plan(1.0)  # type: ignore[return-value]
 
     @property
     def output_times(self) -> list[float]:
