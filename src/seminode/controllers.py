@@ -190,7 +190,8 @@ class Adaptive(Controller):
         # A shortened step may grow back to its proposal at once, if its error allows.
         limit = self.factor_max if dt is proposal else maximum(self.factor_max, proposal / dt)
         if isinstance(ratio, Tensor):
-            return minimum(self.growth(ratio, order, history), limit)  # which is infinite for an error of zero
+            each: Any = ratio
+            return minimum(self.growth(each, order, history), limit)  # which is infinite for an error of zero
         return limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
 
     def _shrunk(self, ratio: Any, order: int) -> Any:

@@ -120,7 +120,9 @@ def check_batchable(problem: Problem, adjoint: Any, norm: Any, transformed: bool
         ("record", problem.record, "look at sol.stats.per_sample, or solve one sample alone"),
     ):
         if flag:
-            raise ValueError(f"{name}: is not available with batched=True, since samples have different steps; {remedy}")
+            raise ValueError(
+                f"{name}: is not available with batched=True, since samples have different steps; {remedy}"
+            )
 
 
 #: What torch says where a field takes t for a number.

@@ -43,9 +43,13 @@ def propose(s: Tensor, carry: Tensor, proposal: Any, end: Tensor, last: Tensor, 
     return Proposed(ahead, torch.where(lands, end, s1), lands, lands & running)
 
 
-def advance(proposed: Proposed, accept: Tensor, s: Tensor, carry: Tensor, end: Tensor, proposal: Any) -> Clocks:
-    """Move the clocks of the lanes that were accepted; what rounding takes from a step is added to the next one."""
-    zero, idle = torch.zeros_like(s), torch.full_like(s, torch.inf)
+def advance(
+    proposed: Proposed, accept: Tensor, s: Tensor, carry: Tensor, end: Tensor, proposal: Any, zero: Tensor, idle: Tensor
+) -> Clocks:
+    """Move the clocks of the lanes that were accepted; what rounding takes from a step is added to the next one.
+
+    `zero` and `idle` hold zeros and infinities: the carry of lanes that land, the proposal for lanes that have ended.
+    """
     lost = torch.where(proposed.lands, zero, proposed.ahead - (proposed.s1 - s))
     new_s = torch.where(accept, proposed.s1, s)
     running = new_s < end
@@ -86,7 +90,8 @@ class CompiledControl:
             verdict: Any = controller.judge(taken, proposal, ratio, order, past)  # type: ignore[arg-type]
             accept = running & verdict.accept
             proposed = Proposed(ahead, s1, lands, final)
-            clocks = advance(proposed, accept, s, carry, end, verdict.proposal)
+            zero, idle = torch.zeros_like(s), torch.full_like(s, torch.inf)
+            clocks = advance(proposed, accept, s, carry, end, verdict.proposal, zero, idle)
             following = propose(clocks.s, clocks.carry, clocks.proposal, end, last, clocks.running)
             facts = [(accept == running).all(), accept.any(), clocks.proposal.min()]
             lengths = [clocks.s - s, following.s1 - clocks.s]

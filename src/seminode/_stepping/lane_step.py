@@ -96,7 +96,7 @@ class LaneStep:
         return self._taken.interpolated()
 
     def next_memory(self) -> Memory:
-        """The first slopes of the next step, where they are known: those of rejected lanes are the ones of this step."""
+        """The first slopes of the next step, where they are known: of rejected lanes, those of this step."""
         plan, slope = self.plan, self._taken.next_memory()
         if plan.unanimous or self._taken is not self._tried or slope is None:
             return slope
@@ -160,7 +160,7 @@ class LaneShifts:
 
     def rows(self, rows: Rows) -> Tensor:
         device = self._shifts.device
-        return self._shifts[rows.lanes.to(device), rows.index.to(device)]
+        return self._shifts[rows.lanes.to(device), rows.number.to(device)]
 
 
 def ends(plan: LanePlan, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,14 +45,13 @@ class LanePlan:
     """
 
     __slots__ = (
+        "bounds",
         "crosses_jump",
         "dt",
         "failing",
         "final",
         "floating",
-        "highest",
         "lands",
-        "lowest",
         "moved",
         "proposal",
         "proposed",
@@ -67,8 +66,7 @@ class LanePlan:
         self.proposal, self.proposed = proposal, proposed
         self.lands, self.final = proposed.lands, proposed.final
         self.floating: Tensor | None = None  # all of them
-        self.lowest: Tensor | None = None
-        self.highest: Tensor | None = None
+        self.bounds: tuple[Tensor, Tensor] | None = None  # of the times handed to the field
         self.crosses_jump = False  # any of them
         #: Which lanes take their step, and whether those are all that are running: until it is judged, all of them.
         self.moved = running
@@ -91,14 +89,12 @@ class LanePlan:
     def stage_time(self, c: float) -> Tensor:
         """The times of a stage at node c."""
         t = self.t1 if c == 1.0 else self.t0 if c == 0.0 else torch.add(self.t0, self.dt, alpha=c)
-        if self.lowest is not None:
-            t = torch.minimum(torch.maximum(t, self.lowest), self.highest)
-        return t
+        return t if self.bounds is None else torch.minimum(torch.maximum(t, self.bounds[0]), self.bounds[1])
 
     def clock(self) -> Tensor:
         """Step sizes, both ends and the bounds of times, for a compiled program."""
-        lowest, highest = _unbounded(len(self.dt)) if self.lowest is None else (self.lowest, self.highest)
-        return torch.stack([self.dt, self.t0, self.t1, lowest, highest])  # type: ignore[list-item]
+        bounds = _unbounded(len(self.dt)) if self.bounds is None else self.bounds
+        return torch.stack([self.dt, self.t0, self.t1, *bounds])
 
     def length(self, like: Tensor) -> Tensor:
         """The step sizes as a tensor that broadcasts against the state."""
@@ -179,11 +175,12 @@ class LaneSchedule:
         self._last = self._end - self._near
         self._carry = torch.zeros_like(start)
         self._marks = Marks.of(controller, jumps, self._sign, start)
-        proposal, self._history = controller.first()
+        proposal, first = controller.first()
+        self._history: tuple[Any, ...] = first
         self._start_history = self._history
         self._running = self._s < self._end
-        self._idle = torch.full_like(start, torch.inf)
-        self._proposal = None if proposal is None else select(self._running, proposal, self._idle)
+        self._idle, self._zero = torch.full_like(start, torch.inf), torch.zeros_like(start)
+        self._proposal: Any = None if proposal is None else select(self._running, proposal, self._idle)
         self._largest_coarse = float(self._coarsest.max())
         self._ratio = torch.zeros_like(start)
         self._failing: Tensor | None = None  # from the next plan on
@@ -289,7 +286,7 @@ class LaneSchedule:
         past_start, before_end = self._neighbour(plan.t0, inf), self._neighbour(plan.t1, -inf)
         first = torch.where(marks.on_jump, past_start, -self._sign * inf)
         last = torch.where(ends, before_end, self._sign * inf)
-        plan.lowest, plan.highest = (first, last) if self._sign > 0 else (last, first)
+        plan.bounds = (first, last) if self._sign > 0 else (last, first)
         plan.crosses_jump = bool((ends & ~plan.final).any())
 
     def _neighbour(self, t: Tensor, infinity: Tensor) -> Tensor:
@@ -355,7 +352,8 @@ class LaneSchedule:
         self._counts.clear()
 
     def _advance(self, plan: LanePlan, accept: Tensor, unanimous: bool, proposal: Any) -> None:
-        clocks = advance(plan.proposed, accept, self._s, self._carry, self._end, proposal)
+        constants = self._zero, self._idle
+        clocks = advance(plan.proposed, accept, self._s, self._carry, self._end, proposal, *constants)
         plan.settle(accept, unanimous)
         if self._failing is not None:
             assert self.rest is not None

@@ -19,7 +19,6 @@ from .observers import Observer
 from .schedule import Plan, Schedule
 from .step import Step
 
-
 #: The weight of the only slope of an Euler step.
 WHOLE = ((0, 1.0),)
 

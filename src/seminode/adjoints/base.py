@@ -28,7 +28,6 @@ from .._stepping.observers import (
     EveryStep,
     LastOnly,
     Observer,
-    Outputs,
     PolynomialTape,
     Progress,
     Recorder,
@@ -245,7 +244,8 @@ class ForwardPass:
         check_independent(engine, schedule, y0, k1)
         if schedule.unset:
             assert problem.error is not None
-            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
+            order = solver.error_order or solver.order
+            select_first_step(engine, schedule, y0, k1, problem.error, order)  # type: ignore[arg-type]
         error: Any = AnyFinite() if problem.error is None else problem.error
         engine = replace(engine, step=LaneStepper(solver, engine.step))
         memory = solver.with_slope(solver.start(y0), k1)

@@ -120,7 +120,9 @@ def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm 
 
 
 def saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEvaluation:
-    return capture.graph.program(("saving evaluation", wanted, capture.lanes), lambda: SavingEvaluation(capture, wanted, y))
+    return capture.graph.program(
+        ("saving evaluation", wanted, capture.lanes), lambda: SavingEvaluation(capture, wanted, y)
+    )
 
 
 def saving_programs(
