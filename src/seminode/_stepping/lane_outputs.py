@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._field.pytree import real_dtype
 from ..solvers.base import Solver
-from .lanes import SMALL, LanePlan, mask
+from .lane_plan import SMALL, LanePlan, mask
 from .observers import Observer
 
 #: How many steps wait for their outputs at most, and how many bytes they may hold meanwhile.
