@@ -9,12 +9,12 @@ from typing import NoReturn, Protocol
 from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
-from ..controllers import first_step
 from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
 from ..solvers.base import Memory
 from .combination import combine
 from .engine import Engine
+from .first_step import first_step
 from .observers import Observer
 from .schedule import Plan, Schedule
 from .step import Step

@@ -102,11 +102,16 @@ def completed(
     if end_slope:
         end = evaluate(1.0, result.y1, stage=solver.stages)
         slopes = [*slopes, end]
-    # The estimate is only looked at, so it carries no derivative with respect to dt.
-    plain = dt.value if isinstance(dt, MovingStep) else dt
     if not error:
         return Attempt(result, end, None)
-    return Attempt(result, end, solver.error(plain, slopes) if result.error is None else result.error)
+    # The estimate is only looked at, so it carries no derivative, neither with respect to dt.
+    plain = dt.value if isinstance(dt, MovingStep) else dt
+    if result.error is not None:
+        return Attempt(result, end, result.error)
+    if not torch.is_grad_enabled():
+        return Attempt(result, end, solver.error(plain, slopes))
+    with torch.no_grad():
+        return Attempt(result, end, solver.error(plain, slopes))
 
 
 class Step:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..._field.pytree import real_dtype
 from ..._stepping.lane_outputs import Rows
-from ..._stepping.lanes import LanePlan
+from ..._stepping.lane_plan import LanePlan
 
 
 class LaneStepShifts:
@@ -46,7 +46,7 @@ class LaneTimeGradient:
         self._total[:, 0] += first
         self._total[:, -1] += torch.where(plan.final.to(device), end, zero)
         if out is not None and rows is not None:
-            self._total.index_put_((rows.lanes.to(device), rows.index.to(device)), out, accumulate=True)
+            self._total.index_put_((rows.lanes.to(device), rows.number.to(device)), out, accumulate=True)
 
     @property
     def total(self) -> Tensor:

@@ -95,9 +95,11 @@ def test_a_sample_with_an_empty_interval_stays_where_it_is() -> None:
     ts = torch.stack([TS, torch.full_like(TS, 2.0), TS])
     sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
     assert torch.equal(sol.ys[:, 1], y0[1].expand(7, 2))
-    assert sol.stats.per_sample is not None and int(sol.stats.per_sample.accepted[1]) == 0
+    assert sol.stats.per_sample is not None
+    assert int(sol.stats.per_sample.accepted[1]) == 0
     whole = sn.solve(van_der_pol, y0, torch.full((3, 2), 1.0, dtype=DOUBLE), args=(mu,), batched=True)
-    assert torch.equal(whole.ys, y0.expand(2, 3, 2)) and whole.stats.accepted == 0
+    assert torch.equal(whole.ys, y0.expand(2, 3, 2))
+    assert whole.stats.accepted == 0
 
 
 def test_structures_keep_their_leaves() -> None:
@@ -110,7 +112,8 @@ def test_structures_keep_their_leaves() -> None:
         return {"x": v, "rest": ((mu * (1 - x**2) * v - x)[:, None], energy)}
 
     sol = sn.solve(field, tree, TS, args=(mu,), batched=True, norm=sn.norms.Without((False, False, True)))
-    assert sol.ys["x"].shape == (7, 4) and sol.ys["rest"][1].shape == (7, 4, 2, 2)
+    assert sol.ys["x"].shape == (7, 4)
+    assert sol.ys["rest"][1].shape == (7, 4, 2, 2)
     plain = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True)
     torch.testing.assert_close(sol.ys["x"], plain.ys[..., 0], rtol=1e-3, atol=1e-4)
 
@@ -213,7 +216,7 @@ def test_second_derivatives() -> None:
     seconds = []
     for inputs, value in ((alone, alone.alone()), (together, together.batched())):
         first = torch.autograd.grad(value, [inputs.y0, inputs.rate], create_graph=True)
-        seconds.append(torch.autograd.grad(sum((g**2).sum() for g in first), inputs.tensors))
+        seconds.append(torch.autograd.grad(torch.stack([(g**2).sum() for g in first]).sum(), inputs.tensors))
     torch.testing.assert_close(seconds[1], seconds[0], rtol=1e-6, atol=1e-7)
 
 
@@ -258,7 +261,8 @@ def test_nothing_is_compiled_again_while_samples_finish(monkeypatch: pytest.Monk
         sol = sn.solve(van_der_pol, y0, scale * ts, args=(mu,), batched=True, compile=True)
         sol.ys.square().sum().backward()
         counts.append(len(compiled))
-    assert counts[0] == counts[1] <= 4  # an evaluation, a step, and VJPs with and without outputs inside
+    # An evaluation, a step, VJPs with and without outputs inside, and the step-size control.
+    assert counts[0] == counts[1] <= 5
 
 
 # ── Failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,19 +296,23 @@ def test_failed_samples_change_no_other(options: dict[str, Any]) -> None:
             rates[1] = 2e200 if "controller" in options else 50.0
         start.requires_grad_()
         scale = torch.ones((), dtype=DOUBLE, requires_grad=True)
-        field = lambda t, y, rate, scale=scale: scale * growth(t, y, rate)  # noqa: E731
+        field = lambda t, y, rate, scale=scale: scale * growth(t, y, rate)
         sol = sn.solve(field, start, ts, args=(rates,), batched=True, throw=False, **options)
         grads = torch.autograd.grad(sol.ys[:, good].sum(), [start, scale])
         results.append((sol, grads))
     (whole, grads), (partial, broken_grads) = results
     assert torch.equal(partial.ys[:, good], whole.ys[:, good])
     assert torch.equal(broken_grads[0][good], grads[0][good])
-    assert torch.isfinite(broken_grads[1]) and torch.equal(broken_grads[0][[1, 3]], torch.zeros(2, 2, dtype=DOUBLE))
+    assert torch.isfinite(broken_grads[1])
+    assert torch.equal(broken_grads[0][[1, 3]], torch.zeros(2, 2, dtype=DOUBLE))
     assert partial.stats.per_sample is not None
     assert partial.stats.per_sample.failed == [1, 3]
     assert partial.stats.per_sample.statuses[3] is sn.Status.NON_FINITE_STATE
-    assert partial.status is not sn.Status.SUCCESS and partial.error is not None and partial.error.samples == (1, 3)
-    assert bool(torch.isnan(partial.ys[-1, [1, 3]]).all()) and bool(torch.isfinite(partial.ys[:, good]).all())
+    assert partial.status is not sn.Status.SUCCESS
+    assert partial.error is not None
+    assert partial.error.samples == (1, 3)
+    assert bool(torch.isnan(partial.ys[-1, [1, 3]]).all())
+    assert bool(torch.isfinite(partial.ys[:, good]).all())
 
 
 def test_one_nan_among_many_changes_no_other_by_a_bit() -> None:
@@ -327,7 +335,7 @@ def test_an_error_names_the_samples() -> None:
     assert caught.value.samples == (4,)
     assert int(caught.value.stats.per_sample.accepted[0]) > 0
     y0[1:] = torch.nan
-    with pytest.raises(sn.NonFiniteState, match="sample 8 .* and 3 more"):
+    with pytest.raises(sn.NonFiniteState, match=r"sample 8 .* and 3 more"):
         sn.solve(growth, y0, [0.0, 1.0], args=(torch.zeros(12, dtype=DOUBLE),), batched=True)
 
 
@@ -336,14 +344,17 @@ def test_max_steps_counts_the_steps_of_each_sample() -> None:
     sol = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True, throw=False, max_steps=60)
     assert sol.stats.per_sample is not None
     total = sol.stats.per_sample.accepted + sol.stats.per_sample.rejected
-    assert sol.stats.per_sample.statuses[-1] is sn.Status.MAX_STEPS_REACHED and int(total[-1]) == 60
-    assert sol.stats.per_sample.statuses[0] is sn.Status.SUCCESS and int(total[0]) < 60
+    assert sol.stats.per_sample.statuses[-1] is sn.Status.MAX_STEPS_REACHED
+    assert int(total[-1]) == 60
+    assert sol.stats.per_sample.statuses[0] is sn.Status.SUCCESS
+    assert int(total[0]) < 60
 
 
 def test_all_samples_may_fail() -> None:
     y0 = torch.full((3, 2), torch.nan, dtype=DOUBLE)
     sol = sn.solve(growth, y0, [0.0, 1.0], args=(torch.zeros(3, dtype=DOUBLE),), batched=True, throw=False)
-    assert sol.stats.per_sample is not None and sol.stats.per_sample.failed == [0, 1, 2]
+    assert sol.stats.per_sample is not None
+    assert sol.stats.per_sample.failed == [0, 1, 2]
 
 
 # ── What is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -422,13 +433,14 @@ def test_a_thousand_oscillators() -> None:
     """Each is within the tolerance; the easy half takes far fewer steps than with a step size for all."""
     y0, mu = oscillators(1024, 100.0)
     ts = torch.tensor([0.0, 2.0], dtype=DOUBLE)
-    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
+    tolerances = {"rtol": 1e-6, "atol": 1e-6}
+    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, **tolerances)
     exact = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, rtol=1e-11, atol=1e-12, solver="dopri8")
-    error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-8 + 1e-6 * exact.ys[-1].abs())
-    assert float(error.max()) < 50.0
-    shared = sn.solve(van_der_pol, y0, ts, args=(mu,), norm="max")
+    error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-6 + 1e-6 * exact.ys[-1].abs())
+    assert float(error.square().mean(1).sqrt().max()) < 5.0  # the tolerance is one on the error of a step
+    shared = sn.solve(van_der_pol, y0, ts, args=(mu,), norm="max", **tolerances)
     assert sol.stats.per_sample is not None
     assert float(sol.stats.per_sample.accepted[:512].double().mean()) * 5 < shared.stats.accepted
     for i in range(0, 1024, 93):
-        alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],))
+        alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],), **tolerances)
         assert int(sol.stats.per_sample.accepted[i]) == alone.stats.accepted
