@@ -144,8 +144,11 @@ def _adjoint(
         found = each.result(each.adjoint, None if adjoint_params is None else params, moving)
         return _with_zeros(found, params)
     norms = AdjointNorms(state, each.steps.norm)
+    # With an event, its own parameters are detected too, unless someone counts on the order of the gradients.
+    detected = each.event_fn is not None and adjoint_params is None and not callable(options.get("norm"))
     options["norm"] = norms.chosen(options.get("norm"))
-    found = each.result(_peer_adjoint(each, backward, norms, params), params, moving)
+    adjoint = _peer_adjoint(each, backward, norms, params)
+    found = each.result(adjoint, None if detected and not adjoint.whole else params, moving)
     ys = found if each.event_fn is None else found[1]
     _attach(ys if state.shapes is None else ys[0], options)
     return found
