@@ -52,6 +52,8 @@ class DiscreteAdjoint(FunctionAdjoint):
     samples = False
 
     def refuse(self, problem: Problem) -> None:
+        if problem.solver.external:
+            refuse_gradient()
         if problem.ts.requires_grad and isinstance(problem.controller, Grid):
             raise ValueError(
                 f"adjoint: {self.name} holds the times of a grid fixed, so the gradient with respect to ts would be "
@@ -60,10 +62,6 @@ class DiscreteAdjoint(FunctionAdjoint):
 
     @abstractmethod
     def states(self, request: BackwardRequest) -> States: ...
-
-    def refuse(self, problem: Problem) -> None:
-        if problem.solver.external:
-            refuse_gradient()
 
     def backward(self, request: BackwardRequest) -> Gradients:
         return Sweep(request, self.states(request)).run()
