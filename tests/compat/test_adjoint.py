@@ -24,7 +24,8 @@ class Field(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+        self.first, self.last = nn.Linear(2, 6).double(), nn.Linear(6, 2).double()
+        self.net = nn.Sequential(self.first, nn.Tanh(), self.last)
         self.unused = nn.Parameter(torch.ones(3, dtype=DOUBLE))
         self.nfe = 0
 
@@ -160,7 +161,7 @@ def test_options_of_the_backward_solve() -> None:
         field = Field()
         ys = library.odeint_adjoint(field, start(), T, **settings)
         field.nfe = 0
-        grads.append(torch.autograd.grad(ys.square().sum(), field.net[0].weight)[0])
+        grads.append(torch.autograd.grad(ys.square().sum(), field.first.weight)[0])
         counts.append(field.nfe)
     assert counts[0] == counts[1]
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-9, atol=1e-12)
@@ -199,9 +200,9 @@ def test_the_switch_keeps_zeros_for_unused_parameters() -> None:
         pair = Pair()
         ours.odeint_adjoint(pair, (start(), start()), T)[1].sum().backward()
     torch.testing.assert_close(field.unused.grad, torch.zeros(3, dtype=DOUBLE))
-    assert field.net[0].weight.grad is not None
-    assert bool(field.net[0].weight.grad.abs().sum() > 0)
-    torch.testing.assert_close(pair.net[0].weight.grad, torch.zeros_like(pair.net[0].weight))
+    assert field.first.weight.grad is not None
+    assert bool(field.first.weight.grad.abs().sum() > 0)
+    torch.testing.assert_close(pair.first.weight.grad, torch.zeros_like(pair.first.weight))
 
 
 def test_the_switch_is_put_back_and_checked() -> None:

@@ -136,8 +136,8 @@ def messages(call: Callable[[Any], Any], library: Any) -> set[str]:
 
 
 def called_back() -> Any:
-    field = Decay()
-    field.callback_accept_step = lambda t, y, dt: None  # pyright: ignore[reportAttributeAccessIssue]
+    field: Any = Decay()
+    field.callback_accept_step = lambda t, y, dt: None
     return field
 
 

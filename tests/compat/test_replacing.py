@@ -105,7 +105,7 @@ def test_torchcde_over_the_drop_in(adjoint: bool, monkeypatch: pytest.MonkeyPatc
     for library in (torchdiffeq, ours):
         monkeypatch.setattr("torchcde.solver.torchdiffeq", library)
         options = {"jump_t": path.grid_points}
-        z = torchcde.cdeint(path, field, z0, path.interval, adjoint=adjoint, rtol=1e-6, atol=1e-8, options=options)
+        z: Any = torchcde.cdeint(path, field, z0, path.interval, adjoint=adjoint, rtol=1e-6, atol=1e-8, options=options)
         results.append([z.detach(), *torch.autograd.grad(z[:, -1].square().sum(), [z0, *field.parameters()])])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -138,7 +138,7 @@ def run(library: Any, problem: Problem, adjoint: bool, **options: Any) -> Run:
         ys = leaves(solve(field, y0, problem.t, **options))
         forward = list(field.times)
         field.times.clear()
-        loss = sum((y * (1.0 + i)).square().mean() for i, y in enumerate(ys))
+        loss = torch.stack([(y * (1.0 + i)).square().mean() for i, y in enumerate(ys)]).sum()
         grads = torch.autograd.grad(loss, [*leaves(y0), *field.parameters()])
     return Run(forward, list(field.times), ys, list(grads))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_order(solver: Solver, order: int) -> None:
 
 
 @pytest.mark.parametrize("base", ["adaptive_heun", "fehlberg2"])
-def test_one_evaluation_less_per_step(base: str) -> None:
+def test_one_evaluation_less_per_step(base: Any) -> None:
     y0 = torch.ones(1, dtype=torch.float64)
     counts = []
     for solver in (Lagged(base), base):
@@ -151,7 +152,7 @@ def test_a_last_step_may_run_past_the_end() -> None:
 
 
 @pytest.mark.parametrize("solver", ["adaptive_heun", "dopri8", QuarticDopri8()])
-def test_parameter_gradients_of_steps_that_run_past_their_end(solver: object) -> None:
+def test_parameter_gradients_of_steps_that_run_past_their_end(solver: Any) -> None:
     """The slope at the end of the last step is part of its polynomial, also if the error estimate does not read it."""
     rate = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     y0 = torch.ones(1, dtype=torch.float64)
