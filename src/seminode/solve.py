@@ -148,7 +148,7 @@ def solve(
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
             with a field takes seconds to compile it, later ones reuse the programs.
-        observers: objects that are told about every step; see [`Observer`][seminode.extending.Observer].
+        observers: objects that are told about every step; see `seminode.extending.Observer`.
 
     Example:
         >>> import torch, seminode as sn

@@ -101,7 +101,7 @@ PROBLEMS: dict[str, Problem] = {
     "predation": Problem(Predation, torch.tensor([1.0, 1.0], dtype=DOUBLE), times(0.0, 1.0, 2.0, 3.0)),
     "predations": Problem(Predation, 1.0 + drawn(3, 4, 2).square(), times(0.0, 2.0), 1e-4, 1e-6),
     "mild": Problem(lambda: Oscillator(1.0), torch.tensor([2.0, 0.0], dtype=DOUBLE), times(0.0, 1.0, 4.0)),
-    "stiffer": Problem(lambda: Oscillator(5.0), torch.tensor([2.0, 0.0], dtype=DOUBLE), times(0.0, 1.5), 1e-4),
+    "faster": Problem(lambda: Oscillator(3.0), torch.tensor([2.0, 0.0], dtype=DOUBLE), times(0.0, 0.8), 1e-4),
     **{
         f"pair{s}": Problem(lambda s=s: Pair(s), (drawn(s, 4, 3), torch.zeros(4, dtype=DOUBLE)), times(0.0, 1.0, 2.0))
         for s in range(3)

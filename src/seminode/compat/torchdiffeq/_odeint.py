@@ -33,7 +33,7 @@ def odeint(
 ) -> Any:
     """Solve y′ = func(t, y), y(t[0]) = y0; gradients by autograd through the steps.
 
-    The arguments are those of torchdiffeq: see [Coming from torchdiffeq](../torchdiffeq.md).
+    The arguments are those of torchdiffeq. The page "Coming from torchdiffeq" lists what differs.
 
     Arguments:
         func: func(t, y).
