@@ -14,7 +14,12 @@ from torch import Tensor
 import seminode as sn
 
 F64 = torch.float64
-DISCRETE = {"direct": sn.Direct(), "replay": sn.Replay(), "sparse": sn.Replay(every=3), "checkpointed": sn.Checkpointed(2)}
+DISCRETE = {
+    "direct": sn.Direct(),
+    "replay": sn.Replay(),
+    "sparse": sn.Replay(every=3),
+    "checkpointed": sn.Checkpointed(2),
+}
 CONTINUOUS = {"backsolve": sn.Backsolve(), "interpolating": sn.Interpolating(), "quadrature": sn.Quadrature()}
 
 Inputs = dict[str, Tensor]
@@ -71,9 +76,9 @@ def directions(inputs: Inputs) -> Inputs:
     return {name: torch.randn(x.shape, dtype=F64, generator=generator) for name, x in inputs.items()}
 
 
-def differences(solve: Solve, inputs: Inputs, h: float = 1e-5, **options: Any) -> dict[str, float]:
+def differences(solve: Solve, inputs: Inputs, **options: Any) -> dict[str, float]:
     """Fourth-order central differences of the loss along one direction for each input."""
-    found = {}
+    h, found = 1e-5, {}
     for name, direction in directions(inputs).items():
 
         def at(x: float, name: str = name, direction: Tensor = direction) -> float:
@@ -108,10 +113,9 @@ def fixed_differences() -> dict[str, float]:
 
 @pytest.mark.parametrize("adjoint", DISCRETE)
 def test_discrete_gradients_are_those_of_the_frozen_map(adjoint: str, fixed_differences: dict[str, float]) -> None:
-    found, sol = gradients(
-        oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11), adjoint=DISCRETE[adjoint]
-    )
-    assert sol.events[0].counts >= 2 and sol.events[1].counts >= 2
+    found, sol = gradients(oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11), adjoint=DISCRETE[adjoint])
+    assert sol.events[0].counts >= 2
+    assert sol.events[1].counts >= 2
     assert_close(found, fixed_differences, 1e-8)
 
 
@@ -151,7 +155,8 @@ def test_continuous_gradients_are_those_of_the_exact_solution(adjoint: str) -> N
     expected, _ = gradients(oscillator, inputs, adjoint=sn.Direct(), **options)
     found, sol = gradients(oscillator, inputs, adjoint=CONTINUOUS[adjoint], **options)
     assert_close(found, along(expected), 1e-7)
-    assert sol.stats.backward is not None and sol.stats.backward.vjp_y > 0
+    assert sol.stats.backward is not None
+    assert sol.stats.backward.vjp_y > 0
 
 
 # Three hybrid systems, with every adjoint
@@ -249,7 +254,8 @@ SYSTEMS: dict[str, tuple[Solve, Inputs, float, int]] = {
 def system_differences() -> dict[str, dict[str, float]]:
     """Of the frozen maps, by system."""
     return {
-        name: differences(solve, inputs, controller=sn.FixedStep(dt)) for name, (solve, inputs, dt, _) in SYSTEMS.items()
+        name: differences(solve, inputs, controller=sn.FixedStep(dt))
+        for name, (solve, inputs, dt, _) in SYSTEMS.items()
     }
 
 
@@ -261,9 +267,7 @@ def test_gradients_of_hybrid_systems(
 ) -> None:
     """Times and states of all events, outputs, parameters of field, event and reset: within 1e-6 of the frozen map."""
     solve, inputs, dt, count = SYSTEMS[system]
-    found, sol = gradients(
-        solve, inputs, adjoint=(DISCRETE | CONTINUOUS)[adjoint], controller=sn.FixedStep(dt)
-    )
+    found, sol = gradients(solve, inputs, adjoint=(DISCRETE | CONTINUOUS)[adjoint], controller=sn.FixedStep(dt))
     assert sum(each.counts for each in sol.events) >= count
     assert_close(found, system_differences[system], 1e-6)
 
@@ -271,8 +275,17 @@ def test_gradients_of_hybrid_systems(
 # Compiled steps
 
 
-@pytest.mark.parametrize("moving", [True, False], ids=["ts", "fixed"])
-@pytest.mark.parametrize("adjoint", [*DISCRETE, *CONTINUOUS])
+QUICK = {("direct", True), ("direct", False), ("replay", False), ("backsolve", False)}
+
+
+@pytest.mark.parametrize(
+    ("adjoint", "moving"),
+    [
+        pytest.param(adjoint, moving, marks=[] if (adjoint, moving) in QUICK else pytest.mark.slow)
+        for adjoint in (*DISCRETE, *CONTINUOUS)
+        for moving in (True, False)
+    ],
+)
 def test_compiled_gradients_are_those_of_eager_steps(
     adjoint: str, moving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +297,8 @@ def test_compiled_gradients_are_those_of_eager_steps(
     options: dict[str, Any] = {"adjoint": (DISCRETE | CONTINUOUS)[adjoint], "rtol": 1e-5, "atol": 1e-5}
     expected, eager = gradients(solve, oscillator_inputs(), **options)
     found, compiled = gradients(solve, oscillator_inputs(), compile=True, **options)
-    assert compiled.stats.accepted == eager.stats.accepted and compiled.stats.events == eager.stats.events
+    assert compiled.stats.accepted == eager.stats.accepted
+    assert compiled.stats.events == eager.stats.events
     assert_close(found, along(expected), 1e-9)
 
 
@@ -351,19 +365,24 @@ def test_first_event_as_a_function_of_everything() -> None:
     fall = math.sqrt(20.0 / 9.81)
     found = torch.autograd.grad(t, [height, gravity], retain_graph=True)
     assert torch.allclose(torch.stack(found), torch.tensor([fall / 20.0, -fall / 19.62], dtype=F64))
-    assert torch.allclose(torch.autograd.grad(y[1], height)[0], -0.5 * torch.tensor(2.0 * 9.81 / 10.0, dtype=F64).sqrt())
+    assert torch.allclose(
+        torch.autograd.grad(y[1], height)[0], -0.5 * torch.tensor(2.0 * 9.81 / 10.0, dtype=F64).sqrt()
+    )
 
 
 @pytest.mark.parametrize("adjoint", [*DISCRETE, *CONTINUOUS])
 def test_the_backward_pass_is_counted_over_all_stretches(adjoint: str) -> None:
     _, sol = gradients(oscillator, oscillator_inputs(), adjoint=(DISCRETE | CONTINUOUS)[adjoint], record=True)
     backward, record = sol.stats.backward, sol.record
-    assert backward is not None and record is not None and record.backward is not None
+    assert backward is not None
+    assert record is not None
+    assert record.backward is not None
     assert backward.accepted == len(record.backward.accepted) > 0
     if adjoint in DISCRETE:  # all steps but those that land on events are taken again one by one
         assert backward.accepted == sol.stats.accepted - sol.stats.events
     landing = 2 * 6 * sol.stats.events
-    assert backward.vjp_y > landing and f"vjp_y={backward.vjp_y}" in str(sol.stats)
+    assert backward.vjp_y > landing
+    assert f"vjp_y={backward.vjp_y}" in str(sol.stats)
 
 
 def test_a_parameter_that_changes_before_the_backward_pass_is_noticed() -> None:

@@ -232,6 +232,10 @@ class Step:
             xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
         return evaluate(self._matrix, self.y0, self.dt, self.interpolated(), xs)
 
+    def along(self, xs: Sequence[float]) -> Tensor:
+        """The step's polynomial at positions x from 0 to 1, stacked; finer than times can tell apart."""
+        return evaluate(self._solver.interpolant, self.y0, self.plan.dt, self.interpolated(), xs)
+
     def coefficients(self) -> Tensor:
         """The step's polynomial in x = (t − t0)/dt, constant first."""
         return coefficients(self._matrix, self.y0, self.dt, self.interpolated())

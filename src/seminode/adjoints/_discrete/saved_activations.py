@@ -38,7 +38,11 @@ class ActivationTape(StateTape):
         saved = step.saved
         if isinstance(saved, Saved):
             # Those of the end slope only where no next step starts with it.
-            kept = [*saved.step, *saved.first, *(saved.end if self._ends and (step.plan.breaks or self._may_end) else [])]
+            kept = [
+                *saved.step,
+                *saved.first,
+                *(saved.end if self._ends and (step.plan.breaks or self._may_end) else []),
+            ]
             self._activations += kept
             self.sizes.append(len(kept))
 
