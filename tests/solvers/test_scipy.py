@@ -91,7 +91,9 @@ def test_nested_states_and_other_dtypes() -> None:
 def test_tolerances_may_differ_between_entries() -> None:
     ys = {"a": torch.ones(1, dtype=torch.float64), "b": torch.ones(1, dtype=torch.float64)}
     field = lambda t, y: {"a": -y["a"], "b": -50.0 * y["b"]}
-    loose = sn.solve(field, ys, [0.0, 1.0], solver=sn.SciPy("RK45"), rtol={"a": 1e-8, "b": 1e-2}, atol={"a": 0, "b": 1.0})
+    loose = sn.solve(
+        field, ys, [0.0, 1.0], solver=sn.SciPy("RK45"), rtol={"a": 1e-8, "b": 1e-2}, atol={"a": 0, "b": 1.0}
+    )
     tight = sn.solve(field, ys, [0.0, 1.0], solver=sn.SciPy("RK45"), rtol=1e-8, atol=0.0)
     assert loose.stats.accepted < tight.stats.accepted
 
@@ -116,7 +118,9 @@ def test_discrete_adjoints_are_refused(adjoint: Any) -> None:
     weight = torch.ones(2, dtype=torch.float64, requires_grad=True)
     options: Any = {"solver": "scipy", "adjoint": adjoint}
     for y0, scale in ((Y0.clone().requires_grad_(), 1.0), (Y0, weight)):
-        with pytest.raises(ValueError, match=r"no derivative through the steps of SciPy's.*adjoint=sn.Backsolve\(solver="):
+        with pytest.raises(
+            ValueError, match=r"no derivative through the steps of SciPy's.*adjoint=sn.Backsolve\(solver="
+        ):
             sn.solve(lambda t, y, s=scale: s * swing(t, y), y0, [0.0, 1.0], **options)
     with torch.no_grad():
         assert sn.solve(lambda t, y: weight * swing(t, y), Y0, [0.0, 1.0], **options).stats.nfe > 0
@@ -164,7 +168,9 @@ def test_nan_does_not_hang() -> None:
 
 def test_without_scipy_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.integrate", None)
-    with pytest.raises(ImportError, match=r"sn.SciPy needs SciPy, which is not installed; pip install seminode\[scipy\]"):
+    with pytest.raises(
+        ImportError, match=r"sn.SciPy needs SciPy, which is not installed; pip install seminode\[scipy\]"
+    ):
         sn.solve(swing, Y0, [0.0, 1.0], solver="scipy")
 
 
@@ -175,12 +181,15 @@ def test_without_scipy_the_error_says_how_to_install_it(monkeypatch: pytest.Monk
         (lambda: sn.SciPy(first_step=0.0), "first_step: expected a number above 0, found 0.0"),
         (lambda: sn.SciPy(max_step=-1.0), "max_step: expected a number above 0"),
         (lambda: sn.SciPy("RK45", min_step=0.1), "min_step: only LSODA has a smallest step, found method 'RK45'"),
-        (lambda: sn.SciPy(min_step=-1.0), "min_step: expected a number from 0 to max_step"),
+        (lambda: sn.SciPy(min_step=-1.0), "min_step: expected a number above 0, found -1.0"),
         (
             lambda: sn.solve(swing, Y0, [0.0, 1.0], solver="scipy", controller=sn.FixedStep(0.1)),
             "controller: solver 'scipy' controls its error itself",
         ),
-        (lambda: sn.solve(swing, Y0, [0.0, 1.0], solver="scipy", norm="max"), "norm: solver 'scipy' controls its error"),
+        (
+            lambda: sn.solve(swing, Y0, [0.0, 1.0], solver="scipy", norm="max"),
+            "norm: solver 'scipy' controls its error",
+        ),
     ],
 )
 def test_invalid_options_are_refused(make: Any, message: str) -> None:

@@ -170,7 +170,10 @@ class Inputs:
 
     def loss(self, **options: Any) -> Tensor:
         def field(t: Tensor, y: dict[str, Tensor], arg: Tensor) -> dict[str, Tensor]:
-            return {"q": torch.tanh(self.weight @ y["p"]) * (1 + 0.1 * t), "p": -torch.sin(self.weight.T @ y["q"]) * arg}
+            return {
+                "q": torch.tanh(self.weight @ y["p"]) * (1 + 0.1 * t),
+                "p": -torch.sin(self.weight.T @ y["q"]) * arg,
+            }
 
         sol = sn.solve(field, {"q": self.q, "p": self.p}, self.ts, args=(self.arg,), **options)
         weights = torch.linspace(1.0, -2.0, sol.ys["q"].numel(), dtype=torch.float64).reshape(sol.ys["q"].shape)
@@ -237,7 +240,7 @@ def test_states_in_one_tensor() -> None:
     """Along the last dimension by default, or along another one."""
     q, p = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     options: Any = {"controller": sn.FixedStep(0.1), "save": "last"}
-    expected = sn.solve(lambda t, y: (y[1], -y[0] ** 3), (q, p), [0.0, 1.0], solver="leapfrog", **options).ys
+    expected = sn.solve(lambda t, y: (y[1], -(y[0] ** 3)), (q, p), [0.0, 1.0], solver="leapfrog", **options).ys
 
     def joined(t: Tensor, y: Tensor) -> Tensor:
         return torch.cat([y[:, 3:], -(y[:, :3] ** 3)], -1)
@@ -246,7 +249,7 @@ def test_states_in_one_tensor() -> None:
     torch.testing.assert_close(found, torch.cat([expected[0][0], expected[1][0]], -1))
     stacked = torch.stack([q, p])
     found = sn.solve(
-        lambda t, y: torch.stack([y[1], -y[0] ** 3]), stacked, [0.0, 1.0], solver=sn.Leapfrog(dim=0), **options
+        lambda t, y: torch.stack([y[1], -(y[0] ** 3)]), stacked, [0.0, 1.0], solver=sn.Leapfrog(dim=0), **options
     ).ys[0]
     torch.testing.assert_close(found, torch.stack([expected[0][0], expected[1][0]]))
 
@@ -295,7 +298,11 @@ def test_separable_fields_are_accepted() -> None:
         (torch.ones(3, dtype=torch.float64), {}, r"halves of dimension -1, found shape \(3,\)"),
         (torch.ones(4, dtype=torch.float64), {"solver": sn.Leapfrog(dim=1)}, r"halves of dimension 1, found shape"),
         ((Q, P), {"solver": sn.Leapfrog(dim=0)}, "dim: describes a state that is one tensor"),
-        ((Q, P), {"solver": "yoshida4", "jumps": [0.5]}, "jumps: solver 'yoshida4' evaluates the field at times outside"),
+        (
+            (Q, P),
+            {"solver": "yoshida4", "jumps": [0.5]},
+            "jumps: solver 'yoshida4' evaluates the field at times outside",
+        ),
         ((Q, P), {"controller": None}, "controller: solver 'leapfrog' has no error estimate"),
         ((Q, P), {"controller": sn.Integral()}, "controller: Integral needs an error estimate"),
     ],
@@ -304,6 +311,28 @@ def test_states_and_options_that_do_not_fit_are_refused(y0: Any, options: dict[s
     all_options: Any = {"solver": "leapfrog", "controller": sn.FixedStep(0.1), **options}
     with pytest.raises(ValueError, match=message):
         sn.solve(lambda t, y: y, y0, [0.0, 1.0], **all_options)
+
+
+def test_transforms_need_a_declaration() -> None:
+    x0 = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def last(x: Tensor, **options: Any) -> Tensor:
+        field = lambda t, y: torch.cat([y[..., 2:], -torch.sin(y[..., :2])], -1)
+        more: Any = {"controller": sn.FixedStep(0.1), "save": "last", "adjoint": sn.Direct()}
+        return sn.solve(field, x, [0.0, 1.0], solver=sn.Leapfrog(**options), **more).ys[0]
+
+    torch.testing.assert_close(torch.func.vmap(lambda x: last(x, separable=True))(x0), last(x0))
+    with pytest.raises(
+        ValueError, match=r"torch.func does not allow; if it is, pass solver=sn.Leapfrog\(separable=True\)"
+    ):
+        torch.func.vmap(last)(x0)
+
+
+def test_compilation_is_refused_with_a_warning() -> None:
+    options: Any = {"solver": "leapfrog", "controller": sn.FixedStep(0.1)}
+    with pytest.warns(sn.CompileWarning, match="leapfrog"):
+        compiled = sn.solve(driven, start(), [0.0, 1.0], compile=True, **options).ys
+    torch.testing.assert_close(compiled[0], sn.solve(driven, start(), [0.0, 1.0], **options).ys[0])
 
 
 def test_continuous_adjoints_need_a_solver_of_their_own() -> None:
@@ -320,7 +349,9 @@ def test_continuous_adjoints_need_a_solver_of_their_own() -> None:
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(TypeError, match="dim: expected a whole number, found str"):
         sn.Leapfrog(dim="q")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"separable: expected None \(to be detected\) or True \(declared\), found False"):
+    with pytest.raises(
+        ValueError, match=r"separable: expected None \(to be detected\) or True \(declared\), found False"
+    ):
         sn.Leapfrog(separable=False)
     assert repr(sn.Yoshida4(dim=0, separable=True)) == "Yoshida4(dim=0, separable=True)"
     assert sn.Leapfrog() == sn.Leapfrog() != sn.Leapfrog(dim=0)

@@ -171,7 +171,7 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
         return Integral()
     if not isinstance(controller, Controller):
         raise TypeError(f"controller: expected a Controller, found {described(controller)}")
-    if controller.adaptive and solver.error_order is None:
+    if controller.adaptive and solver.error_order is None and not solver.external:
         raise ValueError(
             f"controller: {type(controller).__name__} needs an error estimate, which solver {solver.name!r} "
             "does not have; use sn.FixedStep or an adaptive solver such as 'dopri5'"

@@ -129,8 +129,9 @@ class SciPySteps:
 
 def refuse_gradient() -> NoReturn:
     raise ValueError(
-        "adjoint: there is no derivative through the steps of SciPy's solvers; pass adjoint=sn.Backsolve(solver='dopri5', "
-        "controller=sn.Integral()) or another continuous adjoint with a solver of its own, or solve under torch.no_grad()"
+        "adjoint: there is no derivative through the steps of SciPy's solvers; pass adjoint=sn.Backsolve("
+        "solver='dopri5', controller=sn.Integral()) or another continuous adjoint with a solver of its own, or solve "
+        "under torch.no_grad()"
     )
 
 
@@ -143,7 +144,9 @@ def _kind(solver: SciPy, y0: Tensor) -> Any:
     try:
         integrate = importlib.import_module("scipy.integrate")
     except ImportError as error:
-        raise ImportError("solver: sn.SciPy needs SciPy, which is not installed; pip install seminode[scipy]") from error
+        raise ImportError(
+            "solver: sn.SciPy needs SciPy, which is not installed; pip install seminode[scipy]"
+        ) from error
     return getattr(integrate, solver.method)
 
 

@@ -30,7 +30,9 @@ from .reversible import ReversibleHeun, ReversibleRK, ReversibleSolver
 from .scipy import SciPy
 from .symplectic import Leapfrog, Yoshida4
 
-SolverName = Literal[ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4", "scipy"]
+SolverName = Literal[
+    ExplicitName, "reversible_heun", "explicit_adams", "implicit_adams", "leapfrog", "yoshida4", "scipy"
+]
 
 #: Solvers by the names that `solve(solver=...)` takes.
 BY_NAME: dict[str, type[Solver]] = {

@@ -60,7 +60,7 @@ class StepCotangents(NamedTuple):
 
 
 class StepGradients(NamedTuple):
-    """Gradients of a step: for what it starts from (all or none), for its times (start, end, outputs) and the targets."""
+    """Gradients of a step: for its start (all or none), for its times (start, end, outputs) and for the targets."""
 
     before: list[Tensor | None]
     times: list[Tensor | None]
@@ -97,7 +97,7 @@ def step_vjp(
     del step, pairs  # the slopes are held by the graph alone, which frees them while it is differentiated
     grads = torch.autograd.grad(values, [*before, *times, *targets], weights, allow_unused=True)
     first, second = len(before), len(before) + len(times)
-    starts = list(grads[:first])
+    starts: list[Tensor | None] = list(grads[:first])
     if any(grad is not None for grad in starts):
         starts = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(before, starts, strict=True)]
     return StepGradients(starts, list(grads[first:second]), list(grads[second:]))
