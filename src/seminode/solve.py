@@ -153,7 +153,7 @@ def solve(
         batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
             [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
             independently, and its t has shape (B,).
-        observers: objects that are told about every step; see [`Observer`][seminode.extending.Observer].
+        observers: objects that are told about every step; see `seminode.extending.Observer`.
 
     Example:
         >>> import torch, seminode as sn
@@ -166,8 +166,8 @@ def solve(
     with _normal_tensors() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
         y0, args = _without_inference((y0, args))
         checks.check_field(field)
-        flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
-        checks.check_flags(**flags, batched=batched)
+        checks.check_flags(batched=batched)
+        flags = checks.check_flags(dense=dense, record=record, progress=progress, throw=throw, compile=compile)
         layout = batch_checks.check_batch(y0) if batched else checks.check_state(y0)
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype

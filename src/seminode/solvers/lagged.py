@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class GrowingAdams(Solver):
     def __init__(
         self,
         implicit: bool = False,
-        max_order: int = MAX_ORDER,
+        max_order: Any = MAX_ORDER,
         max_iters: int = 4,
         rtol: float = 1e-7,
         atol: float = 1e-9,
