@@ -87,7 +87,7 @@ def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor,
 
     def probe(h: float) -> tuple[float, Tensor]:
         # A probe must move the clock, which is coarse where times are large.
-        plan = schedule.plan(max(h, 2.0 * schedule.smallest))
+        plan = schedule.plan(max(h, 2.0 * schedule.finest))
         return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), torch.add(y, k1, alpha=plan.dt)).detach()
 
     # Under the grad mode of the solve, since the field may cache a weight in any evaluation.

@@ -168,13 +168,17 @@ class Schedule:
     @property
     def smallest(self) -> float:
         """Below this a step cannot move the clock, or is not wanted."""
+        return max(self.finest, self.controller.dt_min * (1.0 - 1e-12))
+
+    @property
+    def finest(self) -> float:
+        """Below this a step cannot move the clock."""
         # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
-        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
-        return max(finest, self.controller.dt_min * (1.0 - 1e-12))
+        return max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
 
     def begin(self, proposal: float) -> None:
         """Set the first step."""
-        self._proposal = min(max(proposal, 2.0 * self.smallest), self.controller.dt_max)
+        self._proposal = min(max(proposal, 2.0 * self.finest, self.controller.dt_min), self.controller.dt_max)
 
     def next(self) -> Plan | None:
         """The next step, or `None` at the end."""
