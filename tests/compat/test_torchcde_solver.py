@@ -70,7 +70,7 @@ def start(batch: tuple[int, ...] = (2,), hidden: int = 3) -> Tensor:
 
 def gradients(zs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
     zs = (zs,) if isinstance(zs, Tensor) else zs
-    return torch.autograd.grad(sum(z.sin().sum() for z in zs), inputs, allow_unused=True)
+    return torch.autograd.grad(torch.stack([z.sin().sum() for z in zs]).sum(), inputs, allow_unused=True)
 
 
 def compare(run: Callable[[Any], tuple[Any, ...]], **tolerance: Any) -> None:
@@ -302,7 +302,7 @@ def test_methods_of_torchsde(kind: str, noise: str, methods: list[str | None], a
 
         def run(torchcde: Any, method: str | None = method) -> tuple[Any, ...]:
             X, field, z0 = interpolation(torchcde, coefficients(torchcde)), Field(), start()
-            field.sde_type, field.noise_type = kind, noise
+            vars(field).update(sde_type=kind, noise_type=noise)
             ts = torch.tensor([0.0, 1.0, 2.5], dtype=torch.float64)
             options: dict[str, Any] = {"backend": "torchsde", "method": method, "dt": 0.125}
             zs = torchcde.cdeint(X, field, z0, ts, adjoint=adjoint, **options)
