@@ -65,7 +65,7 @@ class Classifier(nn.Module):
         z0 = self.initial(X.evaluate(X.interval[0]))
         options = dict(self.options)
         if self.interpolation == "LinearInterpolation":
-            options["options"] = {"jump_t": X.grid_points}
+            options.setdefault("options", {"jump_t": X.grid_points})
         if not options.get("adjoint", True):
             options.pop("adjoint_options", None)
         z = self.torchcde.cdeint(X=X, func=self.field, z0=z0, t=X.interval, **options)

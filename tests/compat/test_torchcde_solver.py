@@ -13,6 +13,7 @@ from observations import series
 from torch import Tensor, nn
 
 import seminode.compat.torchcde as ours
+from seminode.compat import torchdiffeq
 
 pytestmark = pytest.mark.filterwarnings("ignore::seminode.DriftWarning")
 
@@ -276,6 +277,22 @@ def test_a_field_that_is_a_function() -> None:
     grads = [gradients(ours.cdeint(X, field, z0, TS, adjoint=a, **TIGHT), (z0, weight)) for a in (False, True)]
     for direct, adjoint in zip(*grads, strict=True):
         torch.testing.assert_close(adjoint, direct, **CLOSE)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_torchcde_itself_over_the_torchdiffeq_drop_in(adjoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its splines are views of the coefficients, which are named in `adjoint_params`."""
+    results = []
+    for module in (theirs.solver.torchdiffeq, torchdiffeq):
+        monkeypatch.setattr(theirs.solver, "torchdiffeq", module)
+        coeffs = coefficients(theirs).requires_grad_()
+        X, field, z0 = theirs.CubicSpline(coeffs), Field(), start()
+        more: dict[str, Any] = {"adjoint_params": (*field.parameters(), coeffs)} if adjoint else {}
+        zs = theirs.cdeint(X, field, z0, TS, adjoint=adjoint, **TIGHT, **more)
+        results.append((zs, *gradients(zs, (z0, field.weight, coeffs))))
+    for expected, result in zip(*results, strict=True):
+        assert float(result.abs().max()) > 0.01
+        torch.testing.assert_close(result, expected, **CLOSE)
 
 
 # The backend torchsde
