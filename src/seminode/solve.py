@@ -161,8 +161,7 @@ def solve(
     with _normal_tensors() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
         y0, args = _without_inference((y0, args))
         checks.check_field(field)
-        flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
-        checks.check_flags(**flags)
+        flags = checks.check_flags(dense=dense, record=record, progress=progress, throw=throw, compile=compile)
         layout = checks.check_state(y0)
         leaf = flatten(y0)[0][0][1]
         dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype

@@ -355,10 +355,11 @@ def check_count(name: str, count: Any, least: int = 1) -> int:
     return count
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: Any) -> dict[str, bool]:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected True or False, found {value!r}")
+    return flags
 
 
 def described(thing: Any) -> str:
