@@ -34,6 +34,11 @@ class Outcome(NamedTuple):
     gradient: Tensor
     evaluations: int
 
+    @property
+    def values(self) -> list[Tensor]:
+        """What is compared between libraries."""
+        return [self.losses, self.predictions, self.gradient]
+
 
 class Field(nn.Module):
     """The matrix F(z) of a neural CDE, with a counter of its evaluations."""
@@ -102,11 +107,11 @@ def trained(model: Classifier, coeffs: Tensor, labels: Tensor, batch: int, epoch
 
 def regular(
     torchcde: Any,
+    epochs: int = 2,
     *,
     count: int = 64,
     length: int = 50,
     batch: int = 32,
-    epochs: int = 2,
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Outcome:
@@ -123,11 +128,11 @@ def regular(
 
 def irregular(
     torchcde: Any,
+    epochs: int = 2,
     *,
     count: int = 64,
     length: int = 50,
     batch: int = 32,
-    epochs: int = 2,
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Outcome:
