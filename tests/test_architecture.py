@@ -27,6 +27,7 @@ LAYERS = [
         "_untyped",
         "_field.pytree",
         "_field.places",
+        "_field.lineage",
         "_stepping.checkpoints",
         "_compile.torch_private",
     },

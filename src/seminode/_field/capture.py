@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from .._compile.torch_private import compiler_loaded
+from .lineage import Lineage
 from .pytree import leaves_of, mapped
 
 #: Where a tensor comes from: the state, the time, a tensor that the field has captured; and whether the graph between
@@ -177,35 +178,6 @@ class UseWatch(TorchFunctionMode):
                 return func(*args)
 
         return inner
-
-
-class Lineage:
-    """Tells which tensors were computed from some others, by their graphs."""
-
-    def __init__(self, origins: Iterable[Tensor]):
-        origins = list(origins)
-        self._leaves = {id(x) for x in origins if x.is_leaf}
-        self._computed = {x.grad_fn for x in origins if not x.is_leaf}
-        self._known: dict[int, tuple[Tensor, bool]] = {}
-
-    def includes(self, x: Tensor) -> bool:
-        """Whether x was computed from one of the tensors."""
-        if id(x) not in self._known:
-            self._known[id(x)] = x, self._reaches(x)
-        return self._known[id(x)][1]
-
-    def _reaches(self, x: Tensor) -> bool:
-        queue: list[Any] = [x.grad_fn]
-        seen: set[Any] = {None}
-        while queue:
-            node = queue.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in self._computed or id(getattr(node, "variable", None)) in self._leaves:
-                return True
-            queue += [function for function, _ in node.next_functions]
-        return False
 
 
 class Restriction(CaptureWatch):

@@ -103,16 +103,19 @@ class LaneSchedule:
 
     def begin(self, proposal: Tensor) -> None:
         """Set the first steps. Those of lanes that do not run are infinite, so that they land where they are."""
-        proposal = torch.maximum(proposal, 2.0 * self._smallest(0.0)).clamp(max=self.controller.dt_max)
+        proposal = torch.maximum(proposal, 2.0 * self._finest(0.0))
+        proposal = proposal.clamp(min=self.controller.dt_min).clamp(max=self.controller.dt_max)
         self._proposal = torch.where(self._running, proposal, self._idle)
 
+    def _finest(self, proposal: Tensor | float) -> Tensor:
+        return torch.maximum(rounding(self._s, self._s + proposal), 1e-30 * self._span)
+
     def _smallest(self, proposal: Tensor | float) -> Tensor:
-        finest = torch.maximum(rounding(self._s, self._s + proposal), 1e-30 * self._span)
-        return finest.clamp(min=self.controller.dt_min * (1.0 - 1e-12))
+        return self._finest(proposal).clamp(min=self.controller.dt_min * (1.0 - 1e-12))
 
     def probe_length(self, h: Tensor) -> Tensor:
         """A step to probe the field with: one that moves the clock."""
-        return torch.maximum(h, 2.0 * self._smallest(0.0))
+        return torch.maximum(h, 2.0 * self._finest(0.0))
 
     def next(self) -> LanePlan | None:
         """The next step of all lanes, or `None` if no lane is running."""
