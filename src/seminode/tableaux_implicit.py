@@ -43,7 +43,13 @@ class ImplicitTableau:
 
     def __post_init__(self) -> None:
         s = len(self.b)
-        shapes = [len(self.c), len(self.a), len(self.interpolant), *map(len, self.a), s if self.e is None else len(self.e)]
+        shapes = [
+            len(self.c),
+            len(self.a),
+            len(self.interpolant),
+            *map(len, self.a),
+            s if self.e is None else len(self.e),
+        ]
         if set(shapes) != {s}:
             raise ValueError(f"tableau {self.name!r} has a wrong shape, expected {s} stages throughout, found {shapes}")
         self._check_weights()
@@ -161,7 +167,9 @@ def _values(rows: Matrix, x: float) -> tuple[float, ...]:
     return tuple(fsum(coefficient * x**m for m, coefficient in enumerate(row, start=1)) for row in rows)
 
 
-def _collocation_method(name: str, order: int, c: Sequence[float], **more: float | tuple[float, ...]) -> ImplicitTableau:
+def _collocation_method(
+    name: str, order: int, c: Sequence[float], **more: float | tuple[float, ...]
+) -> ImplicitTableau:
     """The collocation method of the nodes: Hairer, Wanner, Solving Ordinary Differential Equations II (1996), IV.5."""
     rows = collocation(c)
     a = tuple(_values(rows, x) for x in c)

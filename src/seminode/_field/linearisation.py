@@ -70,7 +70,9 @@ class Linearisation:
     def _vjps(self, us: Tensor) -> Tensor:
         if not self.f.requires_grad:
             return torch.zeros_like(us)
-        seeds = torch.stack([from_real(u, self.y) for u in us]) if self.y.is_complex() else us.reshape(-1, *self.y.shape)
+        seeds = (
+            torch.stack([from_real(u, self.y) for u in us]) if self.y.is_complex() else us.reshape(-1, *self.y.shape)
+        )
         try:
             (grads,) = torch.autograd.grad(
                 self.f, self.y, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True

@@ -108,9 +108,7 @@ class Krylov(Factor):
         def apply(v: Tensor) -> Tensor:
             re, im = v[:n], v[n:]
             jre, jim = product(re), product(im)
-            return torch.cat(
-                [re - scale.real * jre + scale.imag * jim, im - scale.real * jim - scale.imag * jre]
-            )
+            return torch.cat([re - scale.real * jre + scale.imag * jim, im - scale.real * jim - scale.imag * jre])
 
         x = gmres(apply, torch.cat([pairs[:, 0], pairs[:, 1]]), self._jacobian.tolerance)
         return torch.complex(x[:n], x[n:])

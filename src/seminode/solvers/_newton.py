@@ -18,8 +18,15 @@ from torch import Tensor
 from .._field.linearisation import from_real, to_real
 from .._stepping.combination import scaled_sum, sparse
 from ..norms import ErrorNorm
-from ._linear import StageFactors
+from ._linear import Jacobian, Spectrum, StageFactors
+from .base import IterationCounter
 
+#: A factorisation for another step size slows Newton's method to this rate at most; see `newton`.
+MISMATCH = 0.3
+#: Where steps grow, a factorisation is made for one that is longer by this factor.
+AHEAD = 1.5
+#: A Jacobian is evaluated anew where Newton's method converges more slowly than this, and for a new factorisation.
+SLOW, AGED = 0.4, 0.1
 #: Iterations before a step counts as failed, with a tolerance and to rounding.
 ITERATIONS, ITERATIONS_TO_ROUNDING = 10, 50
 
@@ -143,3 +150,37 @@ def newton(
             break
         before = size
     return Iterated(increments, False, k + 1, worst, carried)
+
+
+class Linear(NamedTuple):
+    """The Jacobian and its factorisation for steps of length dt.
+
+    `current`: evaluated at the start of this step; `rate`: how fast Newton's method has converged with it.
+    """
+
+    jacobian: Jacobian
+    factors: StageFactors | None = None
+    dt: float = 0.0
+    current: bool = True
+    rate: float = 0.0
+
+    def damping(self, dt: float) -> float:
+        return 2.0 / (1.0 + dt / self.dt)
+
+    def mismatch(self, dt: float) -> float:
+        """The rate of convergence if nothing but the step size were wrong."""
+        ratio = dt / self.dt if self.dt else -1.0
+        return abs(ratio - 1.0) / (ratio + 1.0) if ratio > 0.0 else 1.0
+
+    def aged(self, dt: float) -> Linear | None:
+        """For the next step; `None` if convergence was slow. An old Jacobian is not worth another factorisation."""
+        limit = SLOW if self.mismatch(dt) <= MISMATCH else AGED
+        return None if self.rate > limit else self._replace(current=False)
+
+    def factorised(self, counter: IterationCounter, spectrum: Spectrum, dt: float, grows: bool) -> Linear:
+        """With a factorisation that is good enough for this step. If steps grow, it is made for a longer one."""
+        if self.factors is not None and self.mismatch(dt) <= MISMATCH:
+            return self
+        ahead = dt * (AHEAD if grows else 1.0)
+        counter.factorisations += len(spectrum)
+        return self._replace(factors=StageFactors.of(self.jacobian, spectrum, ahead), dt=ahead)

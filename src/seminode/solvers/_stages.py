@@ -182,5 +182,3 @@ def predictors(tableau: ImplicitTableau) -> dict[int, tuple[tuple[int, float], .
         weights = lagrange(nearest, tableau.c[i])
         found[i] = tuple((by_node[c], w) for c, w in zip(nearest, weights, strict=True))
     return found
-
-

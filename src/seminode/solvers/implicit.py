@@ -15,8 +15,8 @@ from .._stepping.combination import MovingStep, SparseWeights, StepSize, scaled_
 from .._stepping.interpolation import weights_at
 from .._untyped import unpack_dual
 from ..tableaux_implicit import ImplicitTableau
-from ._linear import Factor, Jacobian, LinearSolver, StageFactors
-from ._newton import ToRounding, WithinTolerance, newton, remaining
+from ._linear import Factor, Jacobian, LinearSolver, Spectrum
+from ._newton import Linear, ToRounding, WithinTolerance, newton, remaining
 from ._stages import Block, Differentiated, Stages, predictors, run_stages
 from .base import ImplicitEvaluate, Solver, StepResult
 
@@ -33,35 +33,8 @@ ImplicitName = Literal[
     "gl4",
     "gl6",
 ]
-#: A factorisation for another step size slows Newton's method to this rate at most; see `_newton.newton`.
-MISMATCH = 0.3
-#: Where steps grow, a factorisation is made for one that is longer by this factor.
-AHEAD = 1.5
-#: A Jacobian is evaluated anew where Newton's method converges more slowly than this, and for a new factorisation.
-SLOW, AGED = 0.4, 0.1
 #: A step that is so much longer than the one before has a first guess of its own.
 FAR = 3.0
-
-
-class Linear(NamedTuple):
-    """The Jacobian and its factorisation for steps of length dt.
-
-    `current`: evaluated at the start of this step; `rate`: how fast Newton's method has converged with it.
-    """
-
-    jacobian: Jacobian
-    factors: StageFactors | None = None
-    dt: float = 0.0
-    current: bool = True
-    rate: float = 0.0
-
-    def damping(self, dt: float) -> float:
-        return 2.0 / (1.0 + dt / self.dt)
-
-    def mismatch(self, dt: float) -> float:
-        """The rate of convergence if nothing but the step size were wrong."""
-        ratio = dt / self.dt if self.dt else -1.0
-        return abs(ratio - 1.0) / (ratio + 1.0) if ratio > 0.0 else 1.0
 
 
 class Memory(NamedTuple):
@@ -107,6 +80,7 @@ class ImplicitRungeKutta(Solver):
     implicit = True
     _error_weights: ClassVar[SparseWeights]
     _predictors: ClassVar[dict[int, SparseWeights]]
+    _spectrum: ClassVar[Spectrum]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -118,6 +92,7 @@ class ImplicitRungeKutta(Solver):
         cls.interpolant, cls.interpolant_order = tableau.interpolant, tableau.interpolant_order
         cls._error_weights = sparse(tableau.e or ())
         cls._predictors = predictors(tableau)
+        cls._spectrum = ((complex(tableau.gamma), (1.0,), (1.0,)),) if tableau.diagonal else tableau.spectrum
 
     def __init__(
         self,
@@ -150,6 +125,7 @@ class ImplicitRungeKutta(Solver):
                 f"solver: {self.name!r} looks at values and cannot be used inside a torch.func transform; use an "
                 "explicit solver with sn.FixedStep"
             )
+        _checked(y0)
         k1 = memory.slope
         if k1 is None and (tableau.explicit_start or tableau.e_start):
             k1 = evaluate(0.0, y0, stage=0)
@@ -175,34 +151,21 @@ class ImplicitRungeKutta(Solver):
         after = Memory(end, attempt.linear, attempt.carried, h, () if tableau.diagonal else slopes, cautious=False)
         return StepResult(stages.y1, stages.slopes, after, error=error)
 
-    def _solve(
-        self, evaluate: ImplicitEvaluate, dt: float, y0: Tensor, k1: Tensor | None, memory: Memory
-    ) -> Attempt:
+    def _solve(self, evaluate: ImplicitEvaluate, dt: float, y0: Tensor, k1: Tensor | None, memory: Memory) -> Attempt:
         """Solve for the stages: with what is known from earlier steps first, then with a Jacobian of this step."""
         linear = memory.linear
         if linear is not None and not memory.cautious:  # the state has moved on
-            # A Jacobian that begins to age is not worth another factorisation.
-            limit = SLOW if linear.mismatch(dt) <= MISMATCH else AGED
-            linear = None if linear.rate > limit else linear._replace(current=False)
+            linear = linear.aged(dt)
         if linear is None:
             linear = Linear(self._jacobian(evaluate, y0))
-        linear = self._factorised(evaluate, linear, dt, abs(dt) > abs(memory.dt) > 0.0)
+        linear = linear.factorised(evaluate.counter, self._spectrum, dt, abs(dt) > abs(memory.dt) > 0.0)
         attempt = self._iterate(evaluate, dt, y0, k1, memory, linear)
         if attempt.stages is not None or (linear.current and linear.dt == dt):
             return attempt
         if not linear.current:
             linear = Linear(self._jacobian(evaluate, y0))
-        linear = self._factorised(evaluate, linear._replace(factors=None), dt, False)
+        linear = linear._replace(factors=None).factorised(evaluate.counter, self._spectrum, dt, False)
         return self._iterate(evaluate, dt, y0, k1, memory, linear)
-
-    def _factorised(self, evaluate: ImplicitEvaluate, linear: Linear, dt: float, grows: bool) -> Linear:
-        """A factorisation that is good enough for this step. If steps grow, it is made for a somewhat longer one."""
-        if linear.factors is not None and linear.mismatch(dt) <= MISMATCH:
-            return linear
-        ahead = dt * (AHEAD if grows else 1.0)
-        spectrum = self.tableau.spectrum if not self.tableau.diagonal else ((complex(self.tableau.gamma), (1.0,), (1.0,)),)
-        evaluate.counter.factorisations += len(spectrum)
-        return linear._replace(factors=StageFactors.of(linear.jacobian, spectrum, ahead), dt=ahead)
 
     def _jacobian(self, evaluate: ImplicitEvaluate, y0: Tensor) -> Jacobian:
         return evaluate.jacobian(0.0, y0, self.linear_solver, self.jacobian)
@@ -265,7 +228,10 @@ class ImplicitRungeKutta(Solver):
         if not memory.stages or not 0.0 < ratio < FAR:
             return torch.zeros_like(torch.stack(list(starts)))
         # The polynomial of the previous step, continued.
-        rows = ((w - b for w, b in zip(weights_at(self.interpolant, 1.0 + c * ratio), tableau.b, strict=True)) for c in tableau.c)
+        rows = (
+            (w - b for w, b in zip(weights_at(self.interpolant, 1.0 + c * ratio), tableau.b, strict=True))
+            for c in tableau.c
+        )
         return torch.stack([scaled_sum(memory.dt, sparse(row), memory.stages) for row in rows])
 
     def _filtered(
@@ -326,8 +292,11 @@ class ImplicitRungeKutta(Solver):
 
 
 def _checked(f: Tensor) -> Tensor:
+    """A state or an evaluation; where it carries a tangent, that of a solution of equations would be wrong."""
     if unpack_dual(f)[1] is not None:
-        raise ValueError("solver: implicit solvers have no forward-mode derivative; use an explicit one such as 'dopri5'")
+        raise ValueError(
+            "solver: implicit solvers have no forward-mode derivative; use an explicit one such as 'dopri5'"
+        )
     return f
 
 
