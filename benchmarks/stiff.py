@@ -3,13 +3,16 @@
     python -m benchmarks.stiff [--problems Robertson HIRES] [--rtols 1e-4 1e-6 1e-8] [--cells 200]
 
 `error` is ‖y − reference‖ / ‖reference‖ at the end, in units of rtol, and `worst` the largest entry of
-|y − reference| / (|reference| + atol/rtol); references are SciPy's Radau at rtol = 1e-12. seminode and diffrax use the same controller, dt ← dt·0.9·ratio^(−1/k) within factors
-of 0.2 and 10. diffrax reports its steps only; its time does not include compilation. One thread.
+|y − reference| / (|reference| + atol/rtol); references are SciPy's Radau at rtol = 1e-12. seminode and diffrax use the
+same controller, dt ← dt·0.9·ratio^(−1/k) within factors of 0.2 and 10. diffrax reports its steps only; its time does
+not include compilation. One thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -55,7 +58,7 @@ def scipy_solve(problem: StiffProblem, method: str, rtol: float, atol: float) ->
     """The end of the solution, and what the solve of each piece between jumps reports."""
     y, pieces = np.array(problem.y0), []
     times = [0.0, *problem.jumps, problem.end]
-    for start, end in zip(times[:-1], times[1:], strict=True):
+    for start, end in itertools.pairwise(times):
         inside = np.nextafter(start, end) if start in problem.jumps else start
 
         def rhs(t: float, y: Any, inside: float = inside) -> Any:
@@ -146,10 +149,8 @@ def measure(problem: StiffProblem, rtols: Sequence[float], peers: bool = True) -
     for rtol in rtols:
         found[rtol] = [with_seminode(problem, solver, rtol, exact) for solver in SEMINODE]
         if peers:
-            try:
+            with contextlib.suppress(ImportError):
                 found[rtol].append(with_diffrax(problem, rtol, exact))
-            except ImportError:
-                pass
             found[rtol] += [with_scipy(problem, method, rtol, exact) for method in SCIPY]
     return found
 
@@ -157,7 +158,8 @@ def measure(problem: StiffProblem, rtols: Sequence[float], peers: bool = True) -
 def table(problem: StiffProblem, found: dict[float, list[Result]]) -> str:
     lines = [
         f"{problem.name}, {len(problem.y0)} unknowns, to t = {problem.end:g}, atol = rtol·{problem.scale:g}",
-        f"{'rtol':>6} {'solver':20} {'steps':>7} {'nfe':>8} {'jac':>6} {'lu':>6} {'seconds':>8} {'error':>8} {'worst':>8}",
+        f"{'rtol':>6} {'solver':20} {'steps':>7} {'nfe':>8} {'jac':>6} {'lu':>6} "
+        f"{'seconds':>8} {'error':>8} {'worst':>8}",
     ]
     for rtol, results in found.items():
         for x in results:

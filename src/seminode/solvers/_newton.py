@@ -44,8 +44,8 @@ class Criterion(Protocol):
 class WithinTolerance:
     """Stop when the remaining error, extrapolated from the rate θ of convergence, is `kappa` of what a step may err by.
 
-    After an update of size δ the remaining error is about θ/(1 − θ)·δ. In the first iteration θ is not known: the factor
-    of earlier iterations takes its place, raised to the power 0.8 each time that it is used.
+    After an update of size δ the remaining error is about θ/(1 − θ)·δ. In the first iteration θ is not known: the
+    factor of earlier iterations takes its place, raised to the power 0.8 each time that it is used.
     """
 
     iterations = ITERATIONS
@@ -76,16 +76,19 @@ class ToRounding:
     def __init__(self, like: Tensor):
         self._eps = torch.finfo(like.dtype).eps
         self._small = max(32.0, 1e-4 / math.sqrt(self._eps))
+        self._norm = math.inf
 
     def size(self, update: Tensor, states: Tensor) -> float:
         """The largest entry, each relative to its own size, in rounding errors."""
-        magnitude = states.abs()
-        floor = max(self._eps * float(magnitude.amax()), torch.finfo(states.dtype).tiny)
-        size = float((update.abs() / (magnitude + floor)).amax()) / self._eps
+        magnitude, change = states.abs(), update.abs()
+        largest = float(magnitude.amax())
+        floor = max(self._eps * largest, torch.finfo(states.dtype).tiny)
+        size = float((change / (magnitude + floor)).amax()) / self._eps
+        self._norm = float(change.amax()) / max(floor, self._eps * largest)
         return size if math.isfinite(size) else math.inf
 
     def done(self, size: float, rate: float | None, carried: float) -> bool:
-        stuck = rate is not None and rate > 0.5 and size < self._small
+        stuck = rate is not None and rate > 0.5 and self._norm < self._small
         return size <= 2.0 or stuck
 
     def hopeless(self, size: float, rate: float, left: int) -> bool:
@@ -98,7 +101,7 @@ def remaining(rate: float) -> float:
 
 
 class Iterated(NamedTuple):
-    """Where an iteration has ended. `rate` is the worst rate of convergence that was seen, `carried` the last factor."""
+    """Where an iteration has ended. `rate` is the worst rate of convergence seen, `carried` the last factor."""
 
     increments: Tensor
     converged: bool
@@ -117,19 +120,27 @@ def newton(
     damping: float,
     criterion: Criterion,
     carried: float,
+    refresh: Callable[[Tensor], StageFactors | None] | None = None,
+    y0: Tensor | None = None,
 ) -> Iterated:
     """Solve Zᵢ = dt·Σⱼ aᵢⱼ f(wⱼ + Zⱼ) for the increments of some stages, stacked.
 
     `evaluate(j, y)` is the field at stage j, `starts` are the wⱼ. `damping` multiplies every update: for factors that
     were made for another step size dt′ it is 2/(1 + dt/dt′), which makes the error of the matrix as small as possible
-    at both ends of the spectrum (Hindmarsh et al., *SUNDIALS*, 2005).
+    at both ends of the spectrum (Hindmarsh et al., *SUNDIALS*, 2005). With `refresh`, which factorises anew at some
+    states, slow iterations go on with a new Jacobian in each, and such that do not converge start again at y0.
     """
     increments, rows = guess, [sparse(row) for row in a]
     base = torch.stack(list(starts))
     worst, before, rate = 0.0, math.inf, None
-    carried = carried**0.8
+    carried, full = carried**0.8, False
     for k in range(criterion.iterations):
         states = base + increments
+        if full and refresh is not None:
+            new = refresh(states)
+            if new is None:
+                break
+            factors = new
         slopes = [evaluate(j, y) for j, y in enumerate(states)]
         residual = torch.stack([scaled_sum(dt, row, slopes) for row in rows]) - increments
         flat = factors.solve(torch.stack([to_real(x) for x in residual]))
@@ -138,16 +149,20 @@ def newton(
             update = update * damping
         increments = increments + update
         size = criterion.size(update, states)
-        if size == math.inf:
+        if size == math.inf and (refresh is None or full):
             return Iterated(increments, False, k + 1, math.inf, carried)
         if k > 0:
-            rate = size / before if before > 0.0 else 0.0
+            rate = size / before if 0.0 < before < math.inf else math.inf if size == math.inf else 0.0
             worst = max(worst, rate)
         if size == 0.0 or criterion.done(size, rate, carried):
             factor = carried if rate is None else max(min(remaining(rate), 1e3), torch.finfo(torch.float64).eps)
             return Iterated(increments, True, k + 1, worst, factor)
-        if rate is not None and criterion.hopeless(size, rate, criterion.iterations - 1 - k):
-            break
+        if rate is not None and not full and criterion.hopeless(size, rate, criterion.iterations - 1 - k):
+            if refresh is None or y0 is None:
+                break
+            increments, damping, full, size, rate = y0 - base, 1.0, True, math.inf, None
+        elif refresh is not None and rate is not None and k > 2 and rate > SLOW:
+            damping, full = 1.0, True
         before = size
     return Iterated(increments, False, k + 1, worst, carried)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -15,7 +16,7 @@ from .._stepping.combination import MovingStep, SparseWeights, StepSize, scaled_
 from .._stepping.interpolation import weights_at
 from .._untyped import unpack_dual
 from ..tableaux_implicit import ImplicitTableau
-from ._linear import Factor, Jacobian, LinearSolver, Spectrum
+from ._linear import Factor, Jacobian, LinearSolver, Spectrum, StageFactors
 from ._newton import Linear, ToRounding, WithinTolerance, newton, remaining
 from ._stages import Block, Differentiated, Stages, predictors, run_stages
 from .base import ImplicitEvaluate, Solver, StepResult
@@ -182,6 +183,10 @@ class ImplicitRungeKutta(Solver):
         carried, rate, least = memory.carried, 0.0, remaining(linear.mismatch(dt))
         previous: list[Tensor] = []
 
+        def refresh(block: Block, states: Tensor) -> StageFactors | None:
+            jacobian = evaluate.jacobian(block.nodes[-1], states[-1], self.linear_solver, self.jacobian)
+            return Linear(jacobian).factorised(evaluate.counter, self._spectrum, dt, False).factors
+
         def solve(block: Block, starts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Sequence[Tensor] | None:
             nonlocal carried, rate
             guess = self._guess(block, dt, starts, slopes, memory, previous)
@@ -195,6 +200,9 @@ class ImplicitRungeKutta(Solver):
                 linear.damping(dt),
                 criterion,
                 max(carried, least),
+                # With adaptive steps a shorter one is cheaper.
+                partial(refresh, block) if norm is None else None,
+                y0,
             )
             carried, rate = found.carried, max(rate, found.rate)
             evaluate.counter.newton_iterations += found.iterations

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
 from ..._stepping.interpolation import weights_at
+from ..._stepping.loop import refuse_failure
 from ..._stepping.observers import Outputs, State
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
@@ -85,6 +86,7 @@ def step_vjp(
     with torch.enable_grad():
         before = tuple(x.detach().requires_grad_() for x in before)
         step = engine.step(plan, before[0], engine.solver.recall(before[1:]))
+        refuse_failure(engine, step)
         pairs = [(x, c) for x, c in zip(step.after, cotangents.after, strict=True) if c is not None]
         if cotangents.outputs is not None:
             pairs.append((outputs.of(step, *bounds, shifts), cotangents.outputs))
