@@ -12,6 +12,7 @@ from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
 from ..._stepping.interpolation import weights_at
 from ..._stepping.lane_outputs import LaneOutputs
+from ..._stepping.loop import refuse_failure
 from ..._stepping.observers import Outputs, State
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
@@ -86,6 +87,7 @@ def step_vjp(
     with torch.enable_grad():
         before = tuple(x.detach().requires_grad_() for x in before)
         step = engine.step(plan, before[0], engine.solver.recall(before[1:]))
+        refuse_failure(engine, step)
         after = zip(step.after, cotangents.after, strict=True)
         pairs = [(x, c) for x, c in after if c is not None and x.requires_grad]
         if cotangents.outputs is not None:
