@@ -196,8 +196,7 @@ def solve(
             **flags,
         )
         batch_checks.check_batchable(problem, chosen_adjoint, norm, transforms_active())
-        result = _explained(_runner(problem, chosen_adjoint, norm), problem)
-        return _solution(problem, result, dtype, function)
+        return _solution(problem, _explained(_runner(problem, chosen_adjoint, norm), problem), dtype, function)
 
 
 def _packed(y0: Any, batched: bool) -> tuple[Layout, Tensor, torch.dtype]:
