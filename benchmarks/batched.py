@@ -142,7 +142,8 @@ def oscillators(
     best = fastest(contenders, repeats)
     lines = [
         f"{count} oscillators, μ from 0.1 to 100, t from 0 to {end:g}, rtol = atol = {tolerance:g}",
-        f"largest error of a sample at any output, in tolerances (RMS): median {error.median():.2f}, largest {error.max():.2f}",
+        f"largest error of a sample at any output, in tolerances (RMS): median {error.median():.2f}, "
+        f"largest {error.max():.2f}",
         f"steps: {own.min()} to {own.max()}, easy half {easy:.1f} on average; shared step {shared.stats.accepted}; "
         f"easy half {shared.stats.accepted / easy:.1f} times fewer",
     ]
