@@ -19,19 +19,8 @@ import seminode as sn
 #: Modules and packages of `seminode`, from the lowest layer up. A module may import from lower layers and, within a
 #: package that is listed as a whole, from its siblings.
 LAYERS = [
-    {
-        "errors",
-        "events",
-        "tableaux",
-        "_moved",
-        "_untyped",
-        "_field.pytree",
-        "_field.places",
-        "_field.lineage",
-        "_stepping.checkpoints",
-        "_stepping.roots",
-        "_compile.torch_private",
-    },
+    {"errors", "events", "tableaux", "_moved", "_untyped", "_field.pytree", "_field.places"},
+    {"_field.lineage", "_stepping.checkpoints", "_stepping.roots", "_compile.torch_private"},
     {"_field.capture", "_field.reach", "_stepping.combination", "_compile.rewrites", "_integrals.nan_probe"},
     {"norms", "_stepping.interpolation", "_field.field", "_field.determinism", "_compile.graph", "_compile.inductor"},
     {"solution", "solvers", "_field.event_function", "_integrals.detect"},
