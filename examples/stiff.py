@@ -1,6 +1,6 @@
 """Robertson's problem with an implicit and an explicit solver: a picture of the solution and of the steps.
 
-    python examples/stiff.py [--out docs/images/stiff.png]
+python examples/stiff.py [--out docs/images/stiff.png]
 """
 
 from __future__ import annotations
