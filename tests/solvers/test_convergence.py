@@ -15,6 +15,8 @@ import seminode as sn
 from seminode.solvers import BY_NAME, SolverName
 
 END = 5.0
+#: Implicit solvers, whose steps cost far more, are measured in test_implicit.py.
+EXPLICIT = [name for name, kind in BY_NAME.items() if not kind.implicit]
 
 
 def exact(t: Tensor) -> Tensor:
@@ -61,7 +63,11 @@ def run(solver: SolverName, steps: int, dense: bool = False) -> sn.Solution[Tens
         )
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("name", GENERAL)
+=======
+@pytest.mark.parametrize("name", EXPLICIT)
+>>>>>>> implicit
 def test_order_of_the_solution(name: SolverName) -> None:
     order = BY_NAME[name]().order
 
@@ -73,7 +79,11 @@ def test_order_of_the_solution(name: SolverName) -> None:
     assert slope(*STEPS[order], error) == pytest.approx(order, abs=0.2)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("name", GENERAL)
+=======
+@pytest.mark.parametrize("name", EXPLICIT)
+>>>>>>> implicit
 def test_order_of_the_interpolant(name: SolverName) -> None:
     solver = BY_NAME[name]()
     expected = min(solver.order, solver.interpolant_order + 1)

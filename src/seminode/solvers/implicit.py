@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The stages of a step, or the reason why there are none; what the linear solver has learned."""
+    """The stages of a step, or why there are none; what the linear solver has learned."""
 
     stages: Stages | None
     linear: Linear
@@ -168,8 +168,8 @@ class ImplicitRungeKutta(Solver):
         linear = linear._replace(factors=None).factorised(evaluate.counter, self._spectrum, dt, False)
         return self._iterate(evaluate, dt, y0, k1, memory, linear)
 
-    def _jacobian(self, evaluate: ImplicitEvaluate, y0: Tensor) -> Jacobian:
-        return evaluate.jacobian(0.0, y0, self.linear_solver, self.jacobian)
+    def _jacobian(self, evaluate: ImplicitEvaluate, y: Tensor, c: float = 0.0) -> Jacobian:
+        return evaluate.jacobian(c, y, self.linear_solver, self.jacobian)
 
     def _iterate(
         self, evaluate: ImplicitEvaluate, dt: float, y0: Tensor, k1: Tensor | None, memory: Memory, linear: Linear
@@ -184,8 +184,8 @@ class ImplicitRungeKutta(Solver):
         previous: list[Tensor] = []
 
         def refresh(block: Block, states: Tensor) -> StageFactors | None:
-            jacobian = evaluate.jacobian(block.nodes[-1], states[-1], self.linear_solver, self.jacobian)
-            return Linear(jacobian).factorised(evaluate.counter, self._spectrum, dt, False).factors
+            new = Linear(self._jacobian(evaluate, states[-1], block.nodes[-1]))
+            return new.factorised(evaluate.counter, self._spectrum, dt, False).factors
 
         def solve(block: Block, starts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Sequence[Tensor] | None:
             nonlocal carried, rate
@@ -278,11 +278,9 @@ class ImplicitRungeKutta(Solver):
         return memory if memory.slope is not None else memory._replace(slope=slope)
 
     def retry(self, memory: Memory | None, result: StepResult) -> Memory:
-        memory = memory or Memory()
+        memory, known = memory or Memory(), result.memory
         if result.failure is not None:
-            failed: Memory = result.memory
-            return failed._replace(cautious=True)
-        known: Memory = result.memory
+            return known._replace(cautious=True)
         slope = result.slopes[0] if self.tableau.explicit_start else memory.slope
         return memory._replace(slope=slope, linear=known.linear, carried=known.carried, cautious=True)
 
