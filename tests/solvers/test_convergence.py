@@ -15,8 +15,6 @@ import seminode as sn
 from seminode.solvers import BY_NAME, SolverName
 
 END = 5.0
-#: Implicit solvers, whose steps cost far more, are measured in test_implicit.py.
-EXPLICIT = [name for name, kind in BY_NAME.items() if not kind.implicit]
 
 
 def exact(t: Tensor) -> Tensor:
@@ -31,8 +29,8 @@ def field(t: Tensor, y: Tensor) -> Tensor:
     return torch.stack([speed * v, -speed * u])
 
 
-#: Solvers of any equation that step by themselves; others have tests of their own.
-GENERAL = [name for name, kind in BY_NAME.items() if kind.general]
+#: Explicit solvers of any equation that step by themselves; others have tests of their own.
+GENERAL = [name for name, kind in BY_NAME.items() if kind.general and not kind.implicit]
 
 #: Numbers of steps at which errors are neither above the asymptotic range nor below rounding.
 STEPS = {1: (400, 1600), 2: (100, 800), 3: (80, 640), 4: (40, 320), 5: (200, 800), 8: (28, 70)}
@@ -63,11 +61,7 @@ def run(solver: SolverName, steps: int, dense: bool = False) -> sn.Solution[Tens
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("name", GENERAL)
-=======
-@pytest.mark.parametrize("name", EXPLICIT)
->>>>>>> implicit
 def test_order_of_the_solution(name: SolverName) -> None:
     order = BY_NAME[name]().order
 
@@ -79,11 +73,7 @@ def test_order_of_the_solution(name: SolverName) -> None:
     assert slope(*STEPS[order], error) == pytest.approx(order, abs=0.2)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("name", GENERAL)
-=======
-@pytest.mark.parametrize("name", EXPLICIT)
->>>>>>> implicit
 def test_order_of_the_interpolant(name: SolverName) -> None:
     solver = BY_NAME[name]()
     expected = min(solver.order, solver.interpolant_order + 1)
