@@ -70,7 +70,9 @@ def test_order_of_the_solution(name: SolverName) -> None:
         sol = run(name, n)
         return float((sol.ys - exact(sol.ts)).abs().max())
 
-    assert slope(*STEPS[order], error) == pytest.approx(order, abs=0.2)
+    # The leading error of the 3/8 rule is small here, and dominates late.
+    steps = (160, 640) if name == "rk38" else STEPS[order]
+    assert slope(*steps, error) == pytest.approx(order, abs=0.2)
 
 
 @pytest.mark.parametrize("name", GENERAL)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from .._field.capture import Evaluation
+from .._field.accounting import Evaluation
 from .._field.determinism import Determinism
 from .._field.field import Field, as_time
 from .._field.linearisation import Linearisation

@@ -13,7 +13,8 @@ from torch.autograd import Function
 
 from .._compile.graph import Capture
 from .._compile.torch_private import is_batched, transforms_active
-from .._field.capture import UseWatch, as_leaf, refuse_cut, restricted, substituted
+from .._field.accounting import refuse_cut
+from .._field.capture import UseWatch, as_leaf, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
 from .._field.reach import reachable

@@ -31,13 +31,13 @@ from .._stepping.observers import (
     LastOnly,
     Observer,
     PolynomialTape,
-    Progress,
     Recorder,
     Sampler,
     Samples,
     Tape,
 )
 from .._stepping.problem import Problem
+from .._stepping.progress import Progress
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
 from .._stepping.scipy_steps import SciPySteps
 from .._stepping.step import Shifts, Step
