@@ -269,11 +269,11 @@ class Velocity(Counted):
 def flow_matching(library: Any, iterations: int) -> Outcome:
     """Sample from a flow-matching model: Euler and midpoint steps without gradients."""
     torch.manual_seed(5)
-    field, times = Velocity(8, 128), torch.linspace(0.0, 1.0, 51)
+    field, times = Velocity(16, 256), torch.linspace(0.0, 1.0, 51)
     found = []
     with torch.no_grad():
         for _ in range(iterations):
-            noise = torch.randn(64, 8)
+            noise = torch.randn(256, 16)
             found.append(library.odeint(field, noise, times, method="euler")[-1])
             found.append(library.odeint(field, noise, times[::10], method="midpoint", options={"step_size": 0.04})[-1])
     return Outcome(found, field.nfe)

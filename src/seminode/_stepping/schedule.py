@@ -274,6 +274,17 @@ class Schedule:
                 self._history = self._start_history  # the trend of the error ends at a jump
         return verdict.accept
 
+    def landings(self) -> list[Plan]:
+        """All steps of a solve that lands on every place, as on a grid: planning them one by one would cost more."""
+        plans: list[Plan] = []
+        t0, floating = self._sign * self._s, self._floating
+        for place in self._places:
+            t1 = self._sign * place.s
+            plan = self._plan_type(t0, t1, t1 - t0, math.inf, floating, True, place.is_end)
+            plans.append(self._guarded(plan, place.is_jump) if self._on_jump or place.is_jump else plan)
+            t0, floating, self._on_jump = t1, False, place.is_jump
+        return plans
+
     def _guarded(self, plan: Plan, ends_on_jump: bool) -> Plan:
         """Keep the times of the field's evaluations on the right side of jumps at the ends of the step."""
         lowest, highest = plan.lowest, plan.highest

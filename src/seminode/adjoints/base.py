@@ -30,6 +30,7 @@ from .._stepping.observers import (
     EveryStep,
     LastOnly,
     Observer,
+    Outputs,
     PolynomialTape,
     Recorder,
     Sampler,
@@ -45,7 +46,12 @@ from .._stepping.step import time_shifts as step_shifts
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
 from ..events import Occurrences
+<<<<<<< HEAD
 from ..solution import BackwardReport, PerSample, Record, Stats
+=======
+from ..grids import Grid
+from ..solution import BackwardReport, Record, Stats
+>>>>>>> 4e9c2ca (Plan all steps of a grid at once)
 from ..solvers.scipy import SciPy
 
 
@@ -291,6 +297,8 @@ class ForwardPass:
         if isinstance(solver, SciPy):
             schedule = memory = SciPySteps(problem, solver, engine.evaluate, y0, k1)
             error = None
+        elif isinstance(problem.controller, Grid) and self.search is None:
+            schedule = RecordedSchedule(schedule.landings())
         elif schedule.unset:
             assert error is not None
             select_first_step(engine, schedule, y0, k1, error, solver.error_order or solver.order)
