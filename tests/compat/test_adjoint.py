@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -235,3 +236,42 @@ def test_compiled_steps_give_the_same_results() -> None:
         found = gradients("odeint_adjoint", rtol=1e-6, atol=1e-8)
     for a, b in zip(found, expected, strict=True):
         assert float((a - b).norm() / b.norm()) < 1e-5
+
+
+IMPLICIT = [
+    "implicit_euler",
+    "implicit_midpoint",
+    "trapezoid",
+    "radauIIA3",
+    "gl4",
+    "radauIIA5",
+    "gl6",
+    "sdirk2",
+    "trbdf2",
+]
+ORDERS = {"implicit_euler": 1, "radauIIA3": 3, "gl4": 4, "radauIIA5": 5, "gl6": 6}
+
+
+def test_all_methods_are_there() -> None:
+    assert len(ours.SOLVERS) == 24
+    assert set(importlib.import_module("torchdiffeq._impl.odeint").SOLVERS) <= set(ours.SOLVERS)
+
+
+@pytest.mark.parametrize("method", IMPLICIT)
+def test_implicit_methods_have_their_order_and_gradients(method: str) -> None:
+    """In the repository of torchdiffeq, `gl4` is of order 1."""
+    rate = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
+    t = torch.tensor([0.0, 1.0], dtype=DOUBLE)
+    exact = torch.exp(-torch.sin(t[-1]))
+    errors = []
+    for step in (0.2, 0.1):
+        field = lambda t, y: -rate * torch.cos(t) * y
+        y0 = torch.ones(1, dtype=DOUBLE)
+        options: dict[str, Any] = {"step_size": step, "max_iters": 100}
+        ys = ours.odeint(field, y0, t, method=method, options=options)
+        adjoint = ours.odeint_adjoint(field, y0, t, method=method, options=options, adjoint_params=(rate,))
+        errors.append(float((ys[-1] - exact).detach().abs()))
+        grads = [torch.autograd.grad(each[-1].sum(), rate)[0] for each in (ys, adjoint)]
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(grads[0], -torch.sin(t[-1]) * exact, rtol=0.1, atol=0.0)
+    assert errors[0] / errors[1] == pytest.approx(2.0 ** ORDERS.get(method, 2), rel=0.35)

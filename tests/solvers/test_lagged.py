@@ -34,7 +34,7 @@ def end_error(solver: Solver, dt: float) -> float:
         (Lagged("adaptive_heun"), 2),
         (Lagged("fehlberg2"), 2),
         (GrowingAdams(max_order=5), 4),
-        (GrowingAdams(implicit=True, max_order=4), 4),
+        (GrowingAdams(corrected=True, max_order=4), 4),
         (QuarticBosh3(), 3),
     ],
     ids=repr,
@@ -53,7 +53,7 @@ def test_one_evaluation_less_per_step(base: Any) -> None:
     assert counts[1] - counts[0] == 9
 
 
-@pytest.mark.parametrize("solver", [Lagged("adaptive_heun"), GrowingAdams(), GrowingAdams(implicit=True)], ids=repr)
+@pytest.mark.parametrize("solver", [Lagged("adaptive_heun"), GrowingAdams(), GrowingAdams(corrected=True)], ids=repr)
 def test_gradients_are_those_of_the_steps(solver: Solver) -> None:
     """Against central differences."""
 
@@ -105,7 +105,7 @@ def test_solvers_are_values() -> None:
 
 def test_corrections_that_do_not_converge_warn() -> None:
     y0 = torch.ones(1, dtype=torch.float64)
-    solver = GrowingAdams(implicit=True, max_iters=1)
+    solver = GrowingAdams(corrected=True, max_iters=1)
     with pytest.warns(UserWarning, match="Functional iteration did not converge"):
         sn.solve(field, y0, [0.0, 2.0], solver=solver, controller=sn.FixedStep(0.2), adjoint=sn.Direct())
 

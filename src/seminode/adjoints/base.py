@@ -30,7 +30,6 @@ from .._stepping.observers import (
     EveryStep,
     LastOnly,
     Observer,
-    Outputs,
     PolynomialTape,
     Recorder,
     Sampler,
@@ -46,12 +45,8 @@ from .._stepping.step import time_shifts as step_shifts
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
 from ..events import Occurrences
-<<<<<<< HEAD
-from ..solution import BackwardReport, PerSample, Record, Stats
-=======
 from ..grids import Grid
-from ..solution import BackwardReport, Record, Stats
->>>>>>> 4e9c2ca (Plan all steps of a grid at once)
+from ..solution import BackwardReport, PerSample, Record, Stats
 from ..solvers.scipy import SciPy
 
 

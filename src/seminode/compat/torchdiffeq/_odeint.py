@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...adjoints import Direct
+from ...adjoints import Direct, Replay
 from ...extending import Observer
 from . import _arguments as arguments
 from . import _events as events
 from ._adjoint import AdjointNorms, PeerAdjoint, unpacking
 from ._arguments import Callbacks, StepLimit
 from ._call import Call, call
-from ._methods import steps
+from ._methods import find, steps
 
 
 def odeint(
@@ -140,8 +140,12 @@ def _adjoint(
 ) -> Any:
     options, state = backward["options"], each.state
     params = _adjoint_params(each.func, adjoint_params, options)
-    if each.adjoint is not None:
-        found = each.result(each.adjoint, None if adjoint_params is None else params, moving)
+    chosen = each.adjoint
+    if chosen is None and (each.steps.solver.implicit or find(backward["method"]).own().implicit):
+        # A stiff equation cannot be solved backwards: its steps are differentiated, without keeping their graph.
+        chosen = Direct() if each.t.requires_grad else Replay()
+    if chosen is not None:
+        found = each.result(chosen, None if adjoint_params is None else params, moving)
         return _with_zeros(found, params)
     norms = AdjointNorms(state, each.steps.norm)
     # With an event, its own parameters are detected too, unless someone counts on the order of the gradients.
