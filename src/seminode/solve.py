@@ -115,7 +115,7 @@ def solve(
         y0: a tensor, or any nesting of tuples, lists and dicts of tensors of one dtype; float32, float64, complex64,
             complex128, or bfloat16 and float16, which are integrated in float32.
         ts: times of the outputs, increasing or decreasing; y0 belongs to the first. Inner times do not shorten steps;
-            the last step ends exactly on ts[-1], and the field is never evaluated past it.
+            the last step ends exactly on ts[-1], and the field is never evaluated past it (except by `kvaerno5`).
         args: further arguments of the field; tensors among them get gradients.
         solver: a name or an object; see `seminode.solvers`.
         rtol, atol: tolerances: a number, or a structure like y0. By default 1e-6 and 1e-8 in float64, 1e-4 and 1e-6 in
