@@ -17,6 +17,10 @@ lstsq: Callable[[Tensor, Tensor], tuple[Tensor, ...]] = torch.linalg.lstsq
 solve_linear: Callable[[Tensor, Tensor], Tensor] = torch.linalg.solve
 #: The solution, and whether the factorisation failed.
 solve_ex: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.linalg.solve_ex
+#: The factors, the pivots, and which factorisations failed.
+lu_factor_ex: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = torch.linalg.lu_factor_ex
+lu_solve: Callable[..., Tensor] = torch.linalg.lu_solve
+block_diag: Callable[..., Tensor] = torch.block_diag
 norm: Callable[..., Tensor] = torch.norm
 tensordot: Callable[..., Tensor] = torch.tensordot
 unique: Callable[[Tensor], Tensor] = torch.unique

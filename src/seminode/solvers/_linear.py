@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._field.linearisation import Linearisation
-from .._untyped import vector_norm
+from .._untyped import block_diag, lu_factor_ex, lu_solve, vector_norm
 
 LinearSolver = Literal["auto", "dense", "batched", "gmres"]
 LINEAR_SOLVERS = ("auto", "dense", "batched", "gmres")
@@ -53,11 +53,11 @@ class LU(Factor):
 
     def solve(self, r: Tensor) -> Tensor:
         columns = r.to(self._lu.dtype).reshape(*self._lu.shape[:2], 1)
-        return torch.linalg.lu_solve(self._lu, self._pivots, columns).reshape(-1)
+        return lu_solve(self._lu, self._pivots, columns).reshape(-1)
 
     def solve_transposed(self, r: Tensor) -> Tensor:
         columns = r.to(self._lu.dtype).reshape(*self._lu.shape[:2], 1).conj()
-        return torch.linalg.lu_solve(self._lu, self._pivots, columns, adjoint=True).conj().reshape(-1)
+        return lu_solve(self._lu, self._pivots, columns, adjoint=True).conj().reshape(-1)
 
 
 class BlockJacobian(Jacobian):
@@ -74,7 +74,7 @@ def factorised(blocks: Tensor, scale: complex) -> LU | None:
     """The LU factorisation of I − scale·J."""
     factor = scale.real if scale.imag == 0.0 else scale
     matrix = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device) - factor * blocks
-    lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
+    lu, pivots, info = lu_factor_ex(matrix)
     singular = bool(info.any()) or not bool(torch.isfinite(lu).all())
     return None if singular else LU(lu, pivots)
 
@@ -223,7 +223,7 @@ class StageSystem:
         if len(blocks) == len(jacobians):
             # Of a batch, all stages are seen as coupled if one of them is.
             if len({x.shape for x in blocks}) > 1:
-                blocks = [x if len(x) == 1 else torch.block_diag(*x)[None] for x in blocks]
+                blocks = [x if len(x) == 1 else block_diag(*x)[None] for x in blocks]
             self._count = len(blocks[0])
             rows = [torch.cat([a_ij * x for a_ij, x in zip(row, blocks, strict=True)], -1) for row in a]
             self._lu = factorised(torch.cat(rows, -2), dt)
@@ -265,7 +265,7 @@ def given_jacobian(matrix: Any, y: Tensor, choice: LinearSolver) -> BlockJacobia
     size = y.numel()
     if y.is_complex():
         raise ValueError("jacobian: a complex state is solved for as pairs of real numbers; leave jacobian= out")
-    shapes = [(size, size)]
+    shapes: list[tuple[int, ...]] = [(size, size)]
     if y.ndim > 1:
         shapes.append((len(y), size // len(y), size // len(y)))
     if not isinstance(matrix, Tensor) or tuple(matrix.shape) not in shapes:
@@ -303,10 +303,12 @@ def _krylov(
     apply: Callable[[Tensor], Tensor], r: Tensor, size: float, target: float
 ) -> tuple[list[Tensor], list[list[float]], list[float]]:
     """An orthonormal basis, and the least-squares problem over it: a triangle by columns, and the right-hand side."""
-    basis, triangle, rotations, rotated = [r / size], [], [], [size]
+    basis, rotated = [r / size], [size]
+    triangle: list[list[float]] = []
+    rotations: list[tuple[float, float]] = []
     while len(triangle) < RESTART:
         v = apply(basis[-1])
-        column = []
+        column: list[float] = []
         for q in basis:  # modified Gram–Schmidt
             column.append(float(torch.dot(q, v)))
             v = torch.add(v, q, alpha=-column[-1])

@@ -134,7 +134,9 @@ def newton(
     base = torch.stack(list(starts))
     worst, before, rate = 0.0, math.inf, None
     carried, full = carried**0.8, False
+    count = 0
     for k in range(criterion.iterations):
+        count = k + 1
         states = base + increments
         if full and refresh is not None:
             new = refresh(states)
@@ -164,7 +166,7 @@ def newton(
         elif refresh is not None and rate is not None and k > 2 and rate > SLOW:
             damping, full = 1.0, True
         before = size
-    return Iterated(increments, False, k + 1, worst, carried)
+    return Iterated(increments, False, count, worst, carried)
 
 
 class Linear(NamedTuple):

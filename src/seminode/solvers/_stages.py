@@ -12,7 +12,7 @@ from torch.autograd import Function
 from .._field.linearisation import Linearisation, from_real, to_real
 from .._stepping.combination import MovingStep, StepSize, combine, length, scaled_sum, sparse
 from ..tableaux_implicit import ImplicitTableau
-from ._linear import LinearSolver, StageSystem, jacobian_of
+from ._linear import Jacobian, LinearSolver, StageSystem, jacobian_of
 from .base import ImplicitEvaluate
 
 
@@ -108,13 +108,14 @@ class Differentiated:
                 return values
             if system is None:
                 system = self._system(block, fs, states)
-            shifts = Shift.apply(torch.stack([to_real(x) for x in moved]), system, False, self._evaluate.orders)
-            increments = [z + from_real(x, z) for z, x in zip(increments, shifts, strict=True)]  # type: ignore[misc]
+            flat = torch.stack([to_real(x) for x in moved])
+            shifts: Any = Shift.apply(flat, system, False, self._evaluate.orders)  # type: ignore[misc]
+            increments = [z + from_real(x, z) for z, x in zip(increments, shifts, strict=True)]
         return increments
 
     def _system(self, block: Block, fs: Sequence[Tensor], states: Sequence[Tensor]) -> StageSystem:
         evaluate, choice = self._evaluate, self._linear_solver
-        jacobians = []
+        jacobians: list[Jacobian] = []
         for f, y in zip(fs, states, strict=True):
             evaluate.counter.jacobians += 1
             jacobians.append(jacobian_of(Linearisation(f, y), choice, evaluate.count_product))
@@ -138,7 +139,7 @@ class Shift(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Solved.apply(grad, ctx.system, not ctx.transposed, ctx.orders - 1), None, None, None
+        return Solved.apply(grad, ctx.system, not ctx.transposed, ctx.orders - 1), None, None, None  # type: ignore[misc]
 
 
 class Solved(Function):
@@ -156,12 +157,12 @@ class Solved(Function):
                 "solver: implicit steps have derivatives up to the second order; this would be a higher one. Use an "
                 "explicit solver such as 'dopri5' for higher derivatives."
             )
-        return Solved.apply(grad, ctx.system, not ctx.transposed, ctx.orders - 1), None, None, None
+        return Solved.apply(grad, ctx.system, not ctx.transposed, ctx.orders - 1), None, None, None  # type: ignore[misc]
 
 
 def lagrange(nodes: Sequence[float], x: float) -> list[float]:
     """The weights of the polynomial through values at the nodes, at x."""
-    weights = []
+    weights: list[float] = []
     for i, node in enumerate(nodes):
         weight = 1.0
         for j, other in enumerate(nodes):

@@ -109,11 +109,13 @@ class ImplicitRungeKutta(Solver):
             raise ValueError(f"linear_solver: expected one of {names}, found {linear_solver!r}")
         if jacobian is not None and linear_solver == "gmres":
             raise ValueError("linear_solver: 'gmres' uses no Jacobian; pass either jacobian= or linear_solver='gmres'")
-        if isinstance(newton_tolerance, bool) or not isinstance(newton_tolerance, int | float):
+        tolerance: Any = newton_tolerance
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
             raise TypeError(f"newton_tolerance: expected a number, found {type(newton_tolerance).__name__}")
         if not 0.0 < newton_tolerance < 1.0:
             raise ValueError(f"newton_tolerance: expected between 0 and 1, found {newton_tolerance}")
-        self.jacobian, self.linear_solver, self.newton_tolerance = jacobian, linear_solver, newton_tolerance
+        self.jacobian, self.newton_tolerance = jacobian, newton_tolerance
+        self.linear_solver: LinearSolver = linear_solver
 
     @property
     def name(self) -> str:
@@ -207,7 +209,7 @@ class ImplicitRungeKutta(Solver):
             carried, rate = found.carried, max(rate, found.rate)
             evaluate.counter.newton_iterations += found.iterations
             previous[:] = [starts[-1] + found.increments[-1]]
-            return found.increments if found.converged else None
+            return list(found.increments) if found.converged else None
 
         stages = run_stages(self.tableau, dt, y0, k1, solve)
         if stages is None:
@@ -285,9 +287,8 @@ class ImplicitRungeKutta(Solver):
         return memory._replace(slope=slope, linear=known.linear, carried=known.carried, cautious=True)
 
     def __repr__(self) -> str:
-        options = {"jacobian": (self.jacobian, None), "linear_solver": (self.linear_solver, "auto")}
-        options["newton_tolerance"] = self.newton_tolerance, 0.01
-        text = ", ".join(f"{name}={value!r}" for name, (value, default) in options.items() if value != default)
+        defaults = {"jacobian": None, "linear_solver": "auto", "newton_tolerance": 0.01}
+        text = ", ".join(f"{name}={getattr(self, name)!r}" for name, x in defaults.items() if getattr(self, name) != x)
         return f"{type(self).__name__}({text})"
 
     def __eq__(self, other: object) -> bool:
