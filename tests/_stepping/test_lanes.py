@@ -339,6 +339,15 @@ def test_an_error_names_the_samples() -> None:
         sn.solve(growth, y0, [0.0, 1.0], args=(torch.zeros(12, dtype=DOUBLE),), batched=True)
 
 
+def test_a_gradient_that_is_not_finite_is_named_by_output_and_sample() -> None:
+    y0, mu = oscillators(3, 2.0)
+    sol = sn.solve(van_der_pol, y0.requires_grad_(), TS, args=(mu,), batched=True)
+    weights = torch.ones_like(sol.ys)
+    weights[4, 1] = torch.nan
+    with pytest.raises(sn.NonFiniteState, match="output 4 of sample 1"):
+        (weights * sol.ys).sum().backward()
+
+
 def test_max_steps_counts_the_steps_of_each_sample() -> None:
     y0, mu = oscillators(4, 20.0)
     sol = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True, throw=False, max_steps=60)
