@@ -442,7 +442,7 @@ def test_a_thousand_oscillators() -> None:
     """Each is within the tolerance; the easy half takes far fewer steps than with a step size for all."""
     y0, mu = oscillators(1024, 100.0)
     ts = torch.tensor([0.0, 2.0], dtype=DOUBLE)
-    tolerances = {"rtol": 1e-6, "atol": 1e-6}
+    tolerances: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
     sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, **tolerances)
     exact = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, rtol=1e-11, atol=1e-12, solver="dopri8")
     error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-6 + 1e-6 * exact.ys[-1].abs())
