@@ -339,6 +339,15 @@ def test_an_error_names_the_samples() -> None:
         sn.solve(growth, y0, [0.0, 1.0], args=(torch.zeros(12, dtype=DOUBLE),), batched=True)
 
 
+def test_a_gradient_that_is_not_finite_is_named_by_output_and_sample() -> None:
+    y0, mu = oscillators(3, 2.0)
+    sol = sn.solve(van_der_pol, y0.requires_grad_(), TS, args=(mu,), batched=True)
+    weights = torch.ones_like(sol.ys)
+    weights[4, 1] = torch.nan
+    with pytest.raises(sn.NonFiniteState, match="output 4 of sample 1"):
+        (weights * sol.ys).sum().backward()
+
+
 def test_max_steps_counts_the_steps_of_each_sample() -> None:
     y0, mu = oscillators(4, 20.0)
     sol = sn.solve(van_der_pol, y0, TS, args=(mu,), batched=True, throw=False, max_steps=60)
@@ -433,7 +442,7 @@ def test_a_thousand_oscillators() -> None:
     """Each is within the tolerance; the easy half takes far fewer steps than with a step size for all."""
     y0, mu = oscillators(1024, 100.0)
     ts = torch.tensor([0.0, 2.0], dtype=DOUBLE)
-    tolerances = {"rtol": 1e-6, "atol": 1e-6}
+    tolerances: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
     sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, **tolerances)
     exact = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, rtol=1e-11, atol=1e-12, solver="dopri8")
     error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-6 + 1e-6 * exact.ys[-1].abs())

@@ -236,11 +236,14 @@ def row_sizes(grad: Tensor | None) -> list[float]:
     return grad.reshape(len(grad), -1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
 
 
-def check_cotangents(sizes: Sequence[float], times: Sequence[float], what: str, stats: Callable[[], Stats]) -> None:
+def check_cotangents(
+    sizes: Sequence[float], times: Sequence[float], what: str | Callable[[int], str], stats: Callable[[], Stats]
+) -> None:
     """Refuse non-finite gradients of the loss before any work is done."""
     if not all(map(math.isfinite, sizes)):
         i = next(i for i, size in enumerate(sizes) if not math.isfinite(size))
-        message = f"the gradient of the loss with respect to {what} {i} holds a NaN or an infinity"
+        named = f"{what} {i}" if isinstance(what, str) else what(i)
+        message = f"the gradient of the loss with respect to {named} holds a NaN or an infinity"
         raise NonFiniteState(message, t=times[i], stats=stats(), backward=True)
 
 

@@ -138,7 +138,8 @@ class Sweep:
         self._same = SameAnswers(self.problem.field.eps, explain, factor, repeatability(self.problem))
         if self.problem.throw:
             steps = [plan.time for plan in self.plans] if self.rows[1] else []
-            check_cotangents(self.rows[0], self.forward.output_times, "output", self.counter.stats)
+            named = self.outputs.named if isinstance(self.outputs, LaneOutputs) else "output"
+            check_cotangents(self.rows[0], self.forward.output_times, named, self.counter.stats)
             check_cotangents(self.rows[1], steps, "step", self.counter.stats)
 
     def _recognise(self, j: int) -> None:
