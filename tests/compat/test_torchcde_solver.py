@@ -191,7 +191,6 @@ SEMINORM = {"norm": "seminorm"}
         ({**TIGHT, "options": {"norm": lambda y: y.abs().max()}}, CLOSE),
         ({**TIGHT, "options": {"dtype": torch.float64}}, CLOSE),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_options(options: dict[str, Any], tolerance: dict[str, Any], adjoint: bool) -> None:

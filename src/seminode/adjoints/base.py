@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -252,7 +252,7 @@ class ForwardPass:
                 if observer is not self.bar or self.search is None:
                     observer.close()
         if self.search is not None and self.search.landing is not None:
-            self._end_before(self.search.landing.step, sampler)
+            self._end_before(self.search.landing.step, cast(Sampler, sampler))  # samples of a batch have no events
         ys = sampler.stacked(y0)
         self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
@@ -279,7 +279,7 @@ class ForwardPass:
             return
         schedule = self.schedule = self.schedule or self._schedule()
         if problem.events and self.search is None:
-            self.search = EventSearch(problem.events, schedule, y0)
+            self.search = EventSearch(problem.events, cast(Schedule, schedule), y0)
         error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None

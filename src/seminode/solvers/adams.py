@@ -175,7 +175,7 @@ class Adams(Solver):
 
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: AdamsMemory) -> StepResult:
         first = evaluate(0.0, y0, stage=0) if memory.slope is None else memory.slope
-        h = dt.value if isinstance(dt, MovingStep) else float(dt)
+        h = float(dt.value if isinstance(dt, MovingStep) else dt)
         known = _usable(memory.past, h)
         nodes = Nodes((0.0, *(-t / h for t in memory.past[:known])))
         if isinstance(dt, MovingStep) and known:

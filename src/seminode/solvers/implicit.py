@@ -132,7 +132,7 @@ class ImplicitRungeKutta(Solver):
         k1 = memory.slope
         if k1 is None and (tableau.explicit_start or tableau.e_start):
             k1 = evaluate(0.0, y0, stage=0)
-        h = dt.value if isinstance(dt, MovingStep) else float(dt)
+        h = float(dt.value if isinstance(dt, MovingStep) else dt)
         with torch.no_grad():
             start = None if k1 is None else k1.detach()
             attempt = self._solve(evaluate, h, y0.detach(), start, memory)

@@ -172,7 +172,7 @@ class GrowingAdams(Solver):
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Past | None) -> StepResult:
         memory = memory or Past()
         first = evaluate(0.0, y0, stage=0) if memory.slope is None else memory.slope
-        h = dt.value if isinstance(dt, MovingStep) else float(dt)
+        h = float(dt.value if isinstance(dt, MovingStep) else dt)
         slopes, times = [first, *memory.slopes], (0.0, *memory.times)
         kept = min(len(slopes), self.max_order - 1)
         slopes, times = slopes[:kept], times[:kept]
