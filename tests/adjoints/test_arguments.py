@@ -98,7 +98,7 @@ def test_bad_arguments_that_continuous_adjoints_share(make: Any, error: Any, mes
         "restart, typo": (
             lambda: sn.Backsolve(restart="anew"),  # type: ignore[arg-type]
             ValueError,
-            r"^restart: expected 'carry' or 'fresh', found 'anew'$",
+            r"^restart: expected 'carry', 'fresh' or 'every', found 'anew'$",
         ),
         "restart, nothing": (lambda: sn.Backsolve(restart=None), ValueError, r"^restart: expected .* found None$"),  # type: ignore[arg-type]
         "restart, list": (lambda: sn.Backsolve(restart=["carry"]), ValueError, r"^restart: .* found \['carry'\]$"),  # type: ignore[arg-type]

@@ -15,7 +15,11 @@ from seminode.solvers import BY_NAME
 from seminode.solvers.symplectic import Symplectic
 
 #: Solvers of any equation whose steps can be differentiated.
-KINDS = {name: kind for name, kind in BY_NAME.items() if not kind.external and not issubclass(kind, Symplectic)}
+KINDS = {
+    name: kind
+    for name, kind in BY_NAME.items()
+    if not kind.external and not kind.implicit and not issubclass(kind, Symplectic)
+}
 FIXED = [name for name, kind in KINDS.items() if kind.error_order is None]
 
 
