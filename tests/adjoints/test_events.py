@@ -327,7 +327,7 @@ def test_the_parameter_of_an_event_may_be_all_there_is_to_differentiate() -> Non
 
 def test_params_restrict_what_events_are_differentiated_by() -> None:
     level, other = (torch.tensor(0.7, dtype=F64, requires_grad=True) for _ in range(2))
-    sol = ramp(level + 0.0 * other, params=[other])
+    sol = ramp(level, params=[other])
     assert not sol.events[0].times.requires_grad or torch.autograd.grad(
         sol.events[0].times.sum(), level, allow_unused=True
     ) == (None,)

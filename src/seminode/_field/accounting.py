@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from .capture import CAPTURED, STATE, TIME
 
@@ -70,8 +69,12 @@ class Accounting:
 
 
 def _node(x: Tensor) -> Any:
-    """Where graphs that use x lead to; `None` if it has no gradient."""
-    return x.grad_fn if x.grad_fn is not None or not x.requires_grad else get_gradient_edge(x).node
+    """Where graphs that use x lead to; `None` if it has no gradient, or only one of torch.func."""
+    if x.grad_fn is not None or not x.requires_grad:
+        return x.grad_fn
+    with torch.enable_grad():
+        view = x.view_as(x).grad_fn
+    return None if view is None else view.next_functions[0][0]
 
 
 def _references(node: Any) -> int:
