@@ -1,9 +1,9 @@
 """A step size for every sample: seminode's `batched=True` against torchode, on van der Pol oscillators.
 
-    python -m benchmarks.batched [--parts loop oscillators drop] [--repeats 7] [--quick] [--draw docs/images/batches.png]
+    python -m benchmarks.batched [--parts loop oscillators drop] [--repeats 7] [--quick] [--draw PNG]
 
-`loop`: μ = 2, batch 256, rtol = atol = 1e-5, 200 outputs, as in the torchode paper (Lienen and Günnemann 2022); CPU time
-per step of the forward solve, eager against eager and compiled against compiled. torchode is compiled by
+`loop`: μ = 2, batch 256, rtol = atol = 1e-5, 200 outputs, as in the torchode paper (Lienen and Günnemann 2022); CPU
+time per step of the forward solve, eager against eager and compiled against compiled. torchode is compiled by
 torch.compile(solver.solve): `torch.compile(solver).solve`, as in its README, runs eagerly.
 `oscillators`: 1,024 oscillators with μ from 0.1 to 100, forward and backward pass; errors of every sample; steps with a
 step size for each and for all.
@@ -17,6 +17,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ def van_der_pol(t: Tensor, y: Tensor, mu: Any) -> Tensor:
 
 
 def torchode_solver(mu: Any, tolerance: float) -> Any:
-    import torchode
-
+    torchode: Any = import_module("torchode")
     term = torchode.ODETerm(lambda t, y: van_der_pol(t, y, mu))
     controller = torchode.IntegralController(atol=tolerance, rtol=tolerance, term=term)
     # The gradient of the steps that were taken, as ours.
@@ -43,8 +43,7 @@ def torchode_solver(mu: Any, tolerance: float) -> Any:
 
 
 def torchode_problem(y0: Tensor, ts: Tensor) -> Any:
-    import torchode
-
+    torchode: Any = import_module("torchode")
     return torchode.InitialValueProblem(y0=y0, t_eval=ts.expand(len(y0), -1))
 
 
@@ -97,8 +96,9 @@ def loop(repeats: int, batch: int = 256, outputs: int = 200, compiled: bool = Tr
         }
         micros = {name: 1e6 * taken / steps[name] for name, (taken, _) in best.items()}
         lines.append(
-            f"{kind:9} torchode {micros['torchode']:7.0f} ({steps['torchode']} steps)   seminode "
-            f"{micros['seminode']:7.0f} ({steps['seminode']} steps)   ratio {micros['seminode'] / micros['torchode']:.2f}"
+            f"{kind:9} torchode {micros['torchode']:7.0f} ({steps['torchode']} steps)   "
+            f"seminode {micros['seminode']:7.0f} ({steps['seminode']} steps)   "
+            f"ratio {micros['seminode'] / micros['torchode']:.2f}"
         )
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict,
 
 from torch import Tensor
 
+from ._compile.torch_private import transforms_active
 from ._stepping.elementwise import choose, isfinite, maximum, minimum, number_or, select
 from ._untyped import numbers
 from .norms import ErrorNorm
@@ -182,7 +183,7 @@ class Adaptive(Controller):
         if dt is not proposal:  # some steps were shortened
             predicts = accept & (proposal <= MAX_SHORTENING * dt)
             length = select(predicts, length, proposal)
-        if bool(accept.all()):
+        if not transforms_active() and bool(accept.all()):  # values cannot be read while a compiler traces
             length = self._clip(length)
         else:
             length = self._clip(select(accept, length, dt * self._shrunk(ratio, order)))
@@ -201,7 +202,8 @@ class Adaptive(Controller):
         # A shortened step may grow back to its proposal at once, if its error allows.
         limit = self.factor_max if dt is proposal else maximum(self.factor_max, proposal / dt)
         if isinstance(ratio, Tensor):
-            return minimum(self.growth(ratio, order, history), limit)  # which is infinite for an error of zero
+            each: Any = ratio
+            return minimum(self.growth(each, order, history), limit)  # which is infinite for an error of zero
         return limit if ratio == 0.0 else min(limit, self.growth(ratio, order, history))
 
     def _shrunk(self, ratio: Any, order: int) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from torch import Tensor
 
 from ._stepping.interpolation import DenseSolution
+from ._untyped import integers
 from .errors import SolveError
 from .events import Occurrences
 
@@ -103,13 +104,13 @@ class PerSample:
     @property
     def failed(self) -> list[int]:
         """The samples that did not reach the end of their intervals."""
-        return self.status.nonzero().flatten().tolist()
+        return integers(self.status.nonzero().flatten())
 
     @property
     def statuses(self) -> list[Status]:
         """How each sample ended."""
         kinds = list(Status)
-        return [kinds[code] for code in self.status.tolist()]
+        return [kinds[code] for code in integers(self.status)]
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Field:
 
 def as_time(t: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A time as the field sees it: a 0-d tensor, or one entry per sample."""
-    return torch.full((), t, dtype=dtype, device=device) if isinstance(t, float) else t.to(device, dtype)
+    return t.to(device, dtype) if isinstance(t, Tensor) else torch.full((), t, dtype=dtype, device=device)
 
 
 def _inside(context: Callable[[], AbstractContextManager[Any]], func: Callable[..., Any]) -> Callable[..., Any]:

@@ -127,8 +127,8 @@ def _arrange(node: Node, tree: Any, leaves: list[Any]) -> bool:
 class Layout:
     """Where each leaf of a structure sits in the flat tensor.
 
-    With `axis=1` the flat tensor keeps the first axis, which all leaves share: one row per sample. A single tensor is its own flat tensor: it keeps its shape and memory layout, and `pack` and
-    `unpack` return it untouched.
+    A single tensor is its own flat tensor: it keeps its shape and memory layout, and `pack` and `unpack` return it
+    untouched. With `axis=1` the flat tensor keeps the first axis, which all leaves share: it has one row per sample.
     """
 
     node: Node

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compile.torch_private import transforms_active
+
 
 def choose(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
     """yes() where the condition holds and no() elsewhere. Of numbers, only one of the two is computed.
@@ -58,6 +60,11 @@ def isfinite(x: Any) -> Any:
     return x.abs() < math.inf if isinstance(x, Tensor) else math.isfinite(x)  # torch.isfinite is four operations
 
 
-@lru_cache(maxsize=16)
 def _constant(x: float) -> Tensor:
+    # One that is made while a compiler traces has no value, and must not be kept.
+    return torch.tensor(x, dtype=torch.float64) if transforms_active() else _known_constant(x)
+
+
+@lru_cache(maxsize=16)
+def _known_constant(x: float) -> Tensor:
     return torch.tensor(x, dtype=torch.float64)

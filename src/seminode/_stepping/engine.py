@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor
 
 from .._field.capture import Evaluation

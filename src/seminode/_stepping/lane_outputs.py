@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
     cells: Tensor  # number of the step times the number of lanes, plus the lane
     lanes: Tensor
-    index: Tensor  # of the output time
+    number: Tensor  # of the output time
     x: Tensor  # where in the step, from 0 to 1
     at_end: Tensor | None  # which are the end of a step, if any is
 
@@ -124,7 +124,7 @@ class LaneOutputs:
         rows, part = self._rows[low]
         lanes = rows.lanes[part]
         ends = None if rows.at_end is None else rows.at_end[part]
-        return Rows(lanes, lanes, rows.index[part], rows.x[part], ends)
+        return Rows(lanes, lanes, rows.number[part], rows.x[part], ends)
 
     def of(self, step: Any, low: int, high: int, shifts: Any) -> Tensor:
         """Rows low … high − 1, which lie in this step."""
@@ -134,11 +134,11 @@ class LaneOutputs:
         if shifts is not None:
             start, end = shifts.of(plan)
             lanes = rows.lanes.to(start.device)
-            ahead = (self._times[rows.lanes, rows.index] - plan.t0[rows.lanes]).to(start)
+            ahead = (self._times[rows.lanes, rows.number] - plan.t0[rows.lanes]).to(start)
             length = plan.dt.to(start) + (end - start)
             x = (ahead - start[lanes] + shifts.rows(rows)) / length[lanes]
             # A time that is differentiated may be at the end by chance only, unless it is the last one.
-            at_end = plan.final[rows.lanes] & (rows.index == self._times.shape[1] - 1)
+            at_end = plan.final[rows.lanes] & (rows.number == self._times.shape[1] - 1)
         polynomial = self.polynomial(step.solver, [step.interpolated()]) if self.inside else None
         return values(y0, step.y1, length, polynomial, rows._replace(x=x, at_end=at_end))
 
@@ -203,7 +203,7 @@ class LaneOutputs:
 
 
 def values(y0: Tensor, y1: Tensor, dt: Tensor, polynomial: Tensor | None, rows: Rows) -> Tensor:
-    """The solution in the cells of the rows. All tensors have an axis of cells; the polynomial, one of powers before it.
+    """The solution in the cells of the rows. Tensors have an axis of cells, and the polynomial one of powers before it.
 
     Without a polynomial, all rows are at the ends of steps.
     """

@@ -55,7 +55,9 @@ class LaneStep:
 
     def ratio(self, norm: ErrorNorm | AnyFinite) -> Tensor:
         """The size of the error in each lane relative to what is allowed, on the host."""
-        return norm.of(self._tried.y1) if isinstance(norm, AnyFinite) else self._tried.ratio(norm)  # type: ignore
+        ratio: Any = norm.of(self._tried.y1) if isinstance(norm, AnyFinite) else self._tried.ratio(norm)
+        self._ratio = ratio
+        return ratio
 
     @cached_property
     def _taken(self) -> Step:
@@ -67,7 +69,7 @@ class LaneStep:
         plan = self.plan
         if plan.failing is not self._failing:
             return self._again()
-        if plan.unanimous or not torch.is_grad_enabled() or bool(torch.isfinite(self._tried.y1.detach()).all()):
+        if plan.unanimous or not torch.is_grad_enabled() or bool((self._ratio < torch.inf).all()):
             return self._tried
         return self._again()
 
@@ -94,7 +96,7 @@ class LaneStep:
         return self._taken.interpolated()
 
     def next_memory(self) -> Memory:
-        """The first slopes of the next step, where they are known: those of rejected lanes are the ones of this step."""
+        """The first slopes of the next step, where they are known: of rejected lanes, those of this step."""
         plan, slope = self.plan, self._taken.next_memory()
         if plan.unanimous or self._taken is not self._tried or slope is None:
             return slope
@@ -158,7 +160,7 @@ class LaneShifts:
 
     def rows(self, rows: Rows) -> Tensor:
         device = self._shifts.device
-        return self._shifts[rows.lanes.to(device), rows.index.to(device)]
+        return self._shifts[rows.lanes.to(device), rows.number.to(device)]
 
 
 def ends(plan: LanePlan, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from ..controllers import Controller, Verdict
 from ..errors import MaxStepsReached, NonFiniteState, SolveError, StepSizeUnderflow
 from ..solution import PerSample, Status
 from .elementwise import select
+from .lane_control import CompiledControl, Proposed, advance, compiled_control, propose
 
 #: What fails a lane. The order is that of severity, for the error that names all of them.
 ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached)
@@ -44,39 +45,28 @@ class LanePlan:
     """
 
     __slots__ = (
-        "ahead",
+        "bounds",
         "crosses_jump",
         "dt",
         "failing",
         "final",
         "floating",
-        "highest",
         "lands",
-        "lowest",
         "moved",
         "proposal",
+        "proposed",
         "rest",
         "t0",
         "t1",
         "unanimous",
     )
 
-    def __init__(
-        self,
-        t0: Tensor,
-        t1: Tensor,
-        proposal: Tensor,
-        ahead: Tensor,
-        lands: Tensor,
-        final: Tensor,
-        running: Tensor,
-    ):
-        self.t0, self.t1, self.dt = t0, t1, t1 - t0
-        self.proposal, self.ahead = proposal, ahead  # with and without what rounding has kept from the clock so far
-        self.lands, self.final = lands, final
+    def __init__(self, t0: Tensor, t1: Tensor, dt: Tensor, proposal: Tensor, proposed: Proposed, running: Tensor):
+        self.t0, self.t1, self.dt = t0, t1, dt
+        self.proposal, self.proposed = proposal, proposed
+        self.lands, self.final = proposed.lands, proposed.final
         self.floating: Tensor | None = None  # all of them
-        self.lowest: Tensor | None = None
-        self.highest: Tensor | None = None
+        self.bounds: tuple[Tensor, Tensor] | None = None  # of the times handed to the field
         self.crosses_jump = False  # any of them
         #: Which lanes take their step, and whether those are all that are running: until it is judged, all of them.
         self.moved = running
@@ -99,14 +89,12 @@ class LanePlan:
     def stage_time(self, c: float) -> Tensor:
         """The times of a stage at node c."""
         t = self.t1 if c == 1.0 else self.t0 if c == 0.0 else torch.add(self.t0, self.dt, alpha=c)
-        if self.lowest is not None:
-            t = torch.minimum(torch.maximum(t, self.lowest), self.highest)
-        return t
+        return t if self.bounds is None else torch.minimum(torch.maximum(t, self.bounds[0]), self.bounds[1])
 
     def clock(self) -> Tensor:
         """Step sizes, both ends and the bounds of times, for a compiled program."""
-        lowest, highest = _unbounded(len(self.dt)) if self.lowest is None else (self.lowest, self.highest)
-        return torch.stack([self.dt, self.t0, self.t1, lowest, highest])  # type: ignore[list-item]
+        bounds = _unbounded(len(self.dt)) if self.bounds is None else self.bounds
+        return torch.stack([self.dt, self.t0, self.t1, *bounds])
 
     def length(self, like: Tensor) -> Tensor:
         """The step sizes as a tensor that broadcasts against the state."""
@@ -172,6 +160,7 @@ class LaneSchedule:
         jumps: tuple[float, ...],
         dtype: torch.dtype,
         max_steps: float,
+        compiled: bool = False,
     ):
         self.controller, self._judge = controller, each_lane(controller)
         self._order, self._dtype, self._max_steps = order, dtype, max_steps
@@ -186,11 +175,12 @@ class LaneSchedule:
         self._last = self._end - self._near
         self._carry = torch.zeros_like(start)
         self._marks = Marks.of(controller, jumps, self._sign, start)
-        proposal, self._history = controller.first()
+        proposal, first = controller.first()
+        self._history: tuple[Any, ...] = first
         self._start_history = self._history
         self._running = self._s < self._end
         self._idle, self._zero = torch.full_like(start, torch.inf), torch.zeros_like(start)
-        self._proposal = None if proposal is None else select(self._running, proposal, self._idle)
+        self._proposal: Any = None if proposal is None else select(self._running, proposal, self._idle)
         self._largest_coarse = float(self._coarsest.max())
         self._ratio = torch.zeros_like(start)
         self._failing: Tensor | None = None  # from the next plan on
@@ -198,8 +188,18 @@ class LaneSchedule:
         self._rounds = 0
         self.accepted = torch.zeros_like(start, dtype=torch.int64)
         self.attempted = torch.zeros_like(self.accepted)
+        self._control = self._compiled(len(start)) if compiled else None
+        self._prepared: LanePlan | None = None
+        self._shortest = 0.0
         self._counts: list[tuple[Tensor, Tensor]] = []  # which lanes ran and which were accepted, not yet counted
         self.failures: dict[int, tuple[int, float]] = {}  # by sample: which of `ERRORS`, and when
+
+    def _compiled(self, lanes: int) -> CompiledControl | None:
+        controller = self.controller
+        if not (controller.adaptive and self._marks is None and self._judge == controller.judge):
+            return None
+        self._history = tuple(torch.full((lanes,), x, dtype=torch.float64) for x in self._history)
+        return compiled_control(controller, self._order, lanes, len(self._history))
 
     @property
     def running(self) -> Tensor:
@@ -235,14 +235,15 @@ class LaneSchedule:
         assert self._proposal is not None
         if self._rounds >= self._max_steps:  # a lane that still runs has tried a step in every round
             self.fail(self._running, 2)
-        shortest = float(self._proposal.min())
+        prepared, self._prepared = self._prepared, None
+        shortest = float(self._proposal.min()) if prepared is None else self._shortest
         if shortest < self._largest_coarse:
             self._check_lengths()
-            shortest = float(self._proposal.min())
+            shortest, prepared = float(self._proposal.min()), None
         if shortest == torch.inf and not bool(self._running.any()):
             return None
         self._rounds += 1
-        return self.plan(self._proposal)
+        return self.plan(self._proposal) if prepared is None else prepared
 
     def _check_lengths(self) -> None:
         """Fail the lanes whose steps are too short to move their clocks, unless they land."""
@@ -255,19 +256,13 @@ class LaneSchedule:
     def plan(self, proposal: Tensor | float) -> LanePlan:
         """Steps of the proposed lengths from where the lanes are, landing on the next place if they would reach it."""
         s, marks = self._s, self._marks
-        ahead = proposal + self._carry
-        s1 = s + ahead
         if marks is None:
-            lands = s1 >= self._last
-            s1 = torch.where(lands, self._end, s1)
-            final = lands & self._running
+            proposed = propose(s, self._carry, proposal, self._end, self._last, self._running)
         else:
             place, at_end = marks.places(self._end)
-            lands = s1 >= place - self._near
-            s1 = torch.where(lands, place, s1)
-            final = lands & at_end & self._running
-        t0, t1 = (s, s1) if self._sign > 0 else (-s, -s1)
-        plan = LanePlan(t0, t1, proposal, ahead, lands, final, self._running)  # type: ignore[arg-type]
+            proposed = propose(s, self._carry, proposal, place, place - self._near, self._running)
+            proposed = proposed._replace(final=proposed.final & at_end)
+        plan = self._planned(proposed, proposal, proposed.s1 - s)
         if marks is not None:
             plan.floating = marks.floating
             self._guard(plan, marks)
@@ -275,6 +270,12 @@ class LaneSchedule:
             assert self.rest is not None
             plan.fail(self._failing, self.rest)
         return plan
+
+    def _planned(self, proposed: Proposed, proposal: Any, length: Tensor) -> LanePlan:
+        s, s1, dt = self._s, proposed.s1, length
+        if self._sign < 0:
+            s, s1, dt = -s, -s1, -dt
+        return LanePlan(s, s1, dt, proposal, proposed, self._running)
 
     def _guard(self, plan: LanePlan, marks: Marks) -> None:
         """Keep the times of the field's evaluations on the right side of jumps at the ends of the steps."""
@@ -285,7 +286,7 @@ class LaneSchedule:
         past_start, before_end = self._neighbour(plan.t0, inf), self._neighbour(plan.t1, -inf)
         first = torch.where(marks.on_jump, past_start, -self._sign * inf)
         last = torch.where(ends, before_end, self._sign * inf)
-        plan.lowest, plan.highest = (first, last) if self._sign > 0 else (last, first)
+        plan.bounds = (first, last) if self._sign > 0 else (last, first)
         plan.crosses_jump = bool((ends & ~plan.final).any())
 
     def _neighbour(self, t: Tensor, infinity: Tensor) -> Tensor:
@@ -294,6 +295,8 @@ class LaneSchedule:
 
     def judge(self, plan: LanePlan, ratio: Tensor) -> bool:
         """Accept or reject the step of every running lane. Whether any lane has moved or failed."""
+        if self._control is not None and plan.failing is None:
+            return self._judge_compiled(self._control, plan, ratio)
         running = self._running
         verdict = self._judge(self._taken(plan), plan.proposal, ratio, self._order, self._history)
         self._ratio = ratio
@@ -312,9 +315,29 @@ class LaneSchedule:
         moved = unanimous or self._failing is not None or plan.failing is not None or bool(accept.any())
         self._history = verdict.history
         if moved:
-            self._advance(plan, accept, unanimous)
-        self._proposal = select(self._running, verdict.proposal, self._idle)
+            self._advance(plan, accept, unanimous, verdict.proposal)
+        else:
+            self._proposal = select(self._running, verdict.proposal, self._idle)
         return moved
+
+    def _judge_compiled(self, control: CompiledControl, plan: LanePlan, ratio: Tensor) -> bool:
+        """The same by one program, which also plans the next step."""
+        running = self._running
+        clocks = self._s, self._carry, running, self._end, self._last
+        decision = control([ratio, plan.proposal, *plan.proposed, *clocks, *self._history])
+        unanimous, moved, self._shortest = decision.facts.tolist()
+        self._ratio, self._history = ratio, decision.history
+        self._counts.append((running, decision.accept))
+        if len(self._counts) >= COUNTED:
+            self._count()
+        if moved or unanimous:
+            plan.moved, plan.unanimous = decision.accept, bool(unanimous)
+            plan.dt = decision.dt if self._sign > 0 else -decision.dt
+            plan.t1 = decision.clocks.s if self._sign > 0 else -decision.clocks.s
+            plan.final = plan.final & decision.accept
+        self._s, self._carry, self._running, self._proposal = decision.clocks
+        self._prepared = self._planned(decision.proposed, self._proposal, decision.next_dt)
+        return bool(moved or unanimous)
 
     def _taken(self, plan: LanePlan) -> Tensor:
         """The lengths of the steps: those proposed, where no running lane lands."""
@@ -328,22 +351,20 @@ class LaneSchedule:
         self.attempted, self.accepted = self.attempted + running, self.accepted + accepted
         self._counts.clear()
 
-    def _advance(self, plan: LanePlan, accept: Tensor, unanimous: bool) -> None:
-        carry = plan.ahead - plan.dt if self._sign > 0 else plan.ahead + plan.dt
-        carry = torch.where(plan.lands, self._zero, carry)
+    def _advance(self, plan: LanePlan, accept: Tensor, unanimous: bool, proposal: Any) -> None:
+        constants = self._zero, self._idle
+        clocks = advance(plan.proposed, accept, self._s, self._carry, self._end, proposal, *constants)
         plan.settle(accept, unanimous)
         if self._failing is not None:
             assert self.rest is not None
             plan.fail(self._failing, self.rest)
             self._failing = None
-        self._s = plan.t1 if self._sign > 0 else -plan.t1
-        self._carry = carry if unanimous else torch.where(accept, carry, self._carry)
+        self._s, self._carry, self._running, self._proposal = clocks
         if self._marks is not None:
             reached = self._marks.pass_on(accept, accept & plan.lands, self._end)
             if self.controller.adaptive:  # the trend of the error ends at a jump
                 pairs = zip(self._start_history, self._history, strict=True)
-                self._history = tuple(torch.where(reached, first, now) for first, now in pairs)
-        self._running = self._s < self._end
+                self._history = tuple(select(reached, first, now) for first, now in pairs)
 
     def fail(self, lanes: Tensor, error: int, times: Tensor | None = None) -> None:
         """Stop lanes for good, and set them aside where the field is finite."""

@@ -45,6 +45,10 @@ class Plan(NamedTuple):
         """The step size, as the arithmetic of the state takes it."""
         return self.dt
 
+    def enter(self, y: Tensor) -> Tensor:
+        """The state from which the step starts."""
+        return y
+
     @property
     def time(self) -> float:
         """Its start, for messages."""

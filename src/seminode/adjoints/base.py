@@ -337,7 +337,8 @@ class ForwardPass:
         check_independent(engine, schedule, y0, k1)
         if schedule.unset:
             assert problem.error is not None
-            select_first_step(engine, schedule, y0, k1, problem.error, solver.error_order or solver.order)
+            order = solver.error_order or solver.order
+            select_first_step(engine, schedule, y0, k1, problem.error, order)  # type: ignore[arg-type]
         error: Any = AnyFinite() if problem.error is None else problem.error
         engine = replace(engine, step=LaneStepper(solver, engine.step))
         memory = solver.with_slope(solver.start(y0), k1)
@@ -351,18 +352,19 @@ class ForwardPass:
         stats = self.counter.stats(report=report)
         return stats if self.per_sample is None else replace(stats, per_sample=self.per_sample)
 
-    def _schedule(self) -> Schedule | LaneSchedule:
+    def _schedule(self, run: bool = True) -> Schedule | LaneSchedule:
         problem, solver = self.problem, self.problem.solver
         order = solver.error_order or solver.order
         dtype, controller = real_dtype(problem.y0), problem.controller
         if problem.lanes is not None:
-            return LaneSchedule(controller, order, problem.lanes, problem.jumps, dtype, problem.max_steps)
+            limits = problem.max_steps, self.capture is not None if run else False
+            return LaneSchedule(controller, order, problem.lanes, problem.jumps, dtype, *limits)
         return Schedule(controller, order, problem.times, problem.jumps, dtype, controller.land)
 
     @cached_property
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""
-        return self._schedule().plan(1.0)  # type: ignore[return-value]
+        return self._schedule(run=False).plan(1.0)  # type: ignore[return-value]
 
     @property
     def output_times(self) -> list[float]:

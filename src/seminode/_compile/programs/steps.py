@@ -27,8 +27,8 @@ class StepNodes:
     """At which nodes of a step a program evaluates the field, in which order; recorded while it is traced.
 
     The clock is one tensor: dt, then the time at each node. On the host it is made from a plan, so that times are
-    exactly those of an eager step: on the right side of a jump, and t1 itself at the end. With `lanes`, it has five rows
-    with one number per sample: dt, t0, t1 and the bounds of times. The program computes the times at the nodes.
+    exactly those of an eager step: on the right side of a jump, and t1 itself at the end. With `lanes`, it has five
+    rows with one number per sample: dt, t0, t1 and the bounds of times. The program computes the times at the nodes.
     """
 
     def __init__(self, solver: Solver, like: Tensor, lanes: int | None = None):

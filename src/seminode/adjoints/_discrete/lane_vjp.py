@@ -46,7 +46,7 @@ class LaneTimeGradient:
         self._total[:, 0] += first
         self._total[:, -1] += torch.where(plan.final.to(device), end, zero)
         if out is not None and rows is not None:
-            self._total.index_put_((rows.lanes.to(device), rows.index.to(device)), out, accumulate=True)
+            self._total.index_put_((rows.lanes.to(device), rows.number.to(device)), out, accumulate=True)
 
     @property
     def total(self) -> Tensor:

@@ -57,7 +57,7 @@ def outputs_inside(problem: Problem) -> bool:
 
 
 def worth_saving(problem: Problem) -> bool:
-    """Not where the polynomial of a step reads a slope that the step itself does not compute, nor for single samples."""
+    """Not where the polynomial of a step reads a slope that the step itself does not compute, nor with own steps."""
     if problem.lanes is not None:
         return False  # the slopes and activations of accepted and rejected samples would have to be merged
     solver = problem.solver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,8 +107,8 @@ def step_vjp(
 def spread(
     adj: Tensor | None,
     adj_outputs: Tensor | None,
-    outputs: Outputs,
-    plan: Plan,
+    outputs: Outputs | LaneOutputs,
+    plan: Any,
     bounds: tuple[int, int],
     solver: Solver,
     like: Tensor,

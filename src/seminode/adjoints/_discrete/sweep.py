@@ -130,7 +130,7 @@ class Sweep:
             self.compiled = no_sums(self._rest, self._wanted)  # in the order of the sources
         self.sums = Sums(sum(self.needs[2:]))
         self._lanes = self.problem.lanes is not None
-        gradient = LaneTimeGradient if self._lanes else TimeGradient
+        gradient: Any = LaneTimeGradient if self._lanes else TimeGradient
         self.time = gradient(self.ts, self.y0) if self.needs[1] else None
         self.outputs, self._begun = self.forward.outputs, self.forward.begun
         self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
@@ -264,7 +264,7 @@ class Sweep:
         self, j: int, adj: State | None, adj_outputs: Tensor | None, adj_dense: Tensor | None
     ) -> StepGradients:
         bounds = self.forward.ranges[j]
-        leaves = LaneStepShifts if self._lanes else StepShifts
+        leaves: Any = LaneStepShifts if self._lanes else StepShifts
         shifts = leaves(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
         before, count = self.states.before(j, self), self.counter.nfe
         cotangents = StepCotangents((None,) * len(before) if adj is None else adj, adj_outputs, adj_dense)
