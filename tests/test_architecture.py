@@ -28,7 +28,6 @@ LAYERS = [
         "_field.pytree",
         "_field.places",
         "_stepping.checkpoints",
-        "_stepping.roots",
         "_compile.torch_private",
     },
     {
@@ -36,6 +35,7 @@ LAYERS = [
         "_field.reach",
         "_stepping.combination",
         "_stepping.elementwise",
+        "_stepping.roots",
         "_compile.rewrites",
         "_integrals.nan_probe",
     },

@@ -152,27 +152,36 @@ def test_an_event_ends_a_solve() -> None:
     ts = torch.linspace(0.0, 8.0, 9, dtype=F64)
     fall = float(bounces(1))
     sol = sn.solve(falling, BALL, ts, event=sn.Event(height), dense=True)
-    assert sol.status is sn.Status.EVENT and sol.error is None
-    assert sol.ts.tolist() == [0.0, 1.0] and len(sol.ys) == 2  # outputs after the end are left out
-    assert sol.dense is not None and math.isclose(sol.dense.t1, fall)
+    assert sol.status is sn.Status.EVENT
+    assert sol.error is None
+    assert sol.ts.tolist() == [0.0, 1.0]
+    assert len(sol.ys) == 2
+    assert sol.dense is not None
+    assert math.isclose(sol.dense.t1, fall)
     assert sol.stats.events == 1
     last = sn.solve(falling, BALL, ts, event=sn.Event(height), save="last")
-    assert torch.equal(last.ys[0], last.events[0].states[0]) and math.isclose(float(last.ts), fall)
+    assert torch.equal(last.ys[0], last.events[0].states[0])
+    assert math.isclose(float(last.ts), fall)
     steps = sn.solve(falling, BALL, ts, event=sn.Event(height), save="steps")
-    assert math.isclose(float(steps.ts[-1]), fall) and torch.equal(steps.ys[-1], steps.events[0].states[0])
+    assert math.isclose(float(steps.ts[-1]), fall)
+    assert torch.equal(steps.ys[-1], steps.events[0].states[0])
     assert len(steps.ts) == len(steps.ys)
 
 
 def test_a_solve_without_occurrences_is_the_same_as_without_events() -> None:
     ts = torch.linspace(0.0, 1.0, 5, dtype=F64)
     plain, sol = (sn.solve(falling, BALL, ts, event=event) for event in (None, sn.Event(height)))
-    assert sol.status is sn.Status.SUCCESS and sol.events[0].counts == 0
-    assert sol.events[0].times.shape == (0,) and sol.events[0].states.shape == (0, 2)
-    assert torch.equal(sol.ys, plain.ys) and (sol.stats.nfe, sol.stats.accepted) == (
+    assert sol.status is sn.Status.SUCCESS
+    assert sol.events[0].counts == 0
+    assert sol.events[0].times.shape == (0,)
+    assert sol.events[0].states.shape == (0, 2)
+    assert torch.equal(sol.ys, plain.ys)
+    assert (sol.stats.nfe, sol.stats.accepted) == (
         plain.stats.nfe,
         plain.stats.accepted,
     )
-    assert plain.events == () and sn.solve(falling, BALL, ts, event=[]).events == ()
+    assert plain.events == ()
+    assert sn.solve(falling, BALL, ts, event=[]).events == ()
 
 
 def test_outputs_after_a_reset_are_those_of_the_new_state() -> None:
@@ -203,7 +212,8 @@ def test_steps_show_both_sides_of_a_reset() -> None:
 
 def test_max_count_ends_a_solve() -> None:
     sol = sn.solve(falling, BALL, [0.0, 50.0], event=sn.Event(height, -1, reset=bounce, max_count=3), save="last")
-    assert sol.status is sn.Status.EVENT and sol.events[0].counts == len(sol.events[0]) == 3
+    assert sol.status is sn.Status.EVENT
+    assert sol.events[0].counts == len(sol.events[0]) == 3
     assert sol.ys[0, 1] < 0.0  # the last bounce is not made
 
 
@@ -217,7 +227,33 @@ def test_events_at_one_time_are_applied_in_order() -> None:
         after = sol.ys[(sol.ts == sol.events[0].times[0]).nonzero()[-1, 0]]
         assert abs(float(after[0]) - start) < 1e-12
     late = sn.solve(falling, BALL, [0.0, 2.0], event=[sn.Event(height), add])
-    assert [each.counts for each in late.events] == [1, 1] and late.status is sn.Status.EVENT
+    assert [each.counts for each in late.events] == [1, 1]
+    assert late.status is sn.Status.EVENT
+
+
+def test_a_reset_may_set_off_other_events() -> None:
+    """The first neuron lifts the second above its threshold, which lifts the third, at one time."""
+    lift = torch.tensor([0.0, 0.4, 0.0], dtype=F64)
+
+    def neuron(i: int) -> sn.Event:
+        def spike(t: Tensor, v: Tensor) -> Tensor:
+            return torch.where(torch.arange(3) == i, torch.zeros_like(v), v + lift.roll(i))
+
+        return sn.Event(lambda t, v: v[i] - 1.0, direction=1, reset=spike)
+
+    start = torch.tensor([0.9, 0.6, 0.55], dtype=F64)
+    events = [neuron(2), neuron(1), neuron(0)]
+    sol = sn.solve(lambda t, v: torch.ones_like(v), start, [0.0, 0.2], event=events[::-1])
+    assert [each.counts for each in sol.events] == [1, 1, 1]
+    assert all(abs(float(each.times[0]) - 0.1) < 1e-12 for each in sol.events)
+    assert torch.allclose(sol.events[1].states[0], torch.tensor([0.0, 1.1, 0.65], dtype=F64))
+    assert torch.allclose(sol.events[2].states[0], torch.tensor([0.0, 0.0, 1.05], dtype=F64))
+    ended = sn.solve(
+        falling, BALL, [0.0, 9.0], event=[BOUNCING, sn.Event(lambda t, y: y[0] + y[1] ** 2 / (2 * GRAVITY) - 7.0)]
+    )
+    assert ended.status is sn.Status.EVENT
+    assert torch.equal(ended.events[0].times[-1:], ended.events[1].times)
+    assert ended.events[1].states[0, 1] > 0.0  # after the bounce
 
 
 def test_a_zero_at_the_start_is_no_event() -> None:
@@ -228,9 +264,13 @@ def test_a_zero_at_the_start_is_no_event() -> None:
 
 def test_an_event_may_be_at_the_end() -> None:
     sol = sn.solve(rotation, WAVE, [0.0, 1.0, 2.0], event=sn.Event(lambda t, y: t - 2.0 + 0.0 * y[0]))
-    assert sol.events[0].times.tolist() == [2.0] and len(sol.ys) == 3 and sol.status is sn.Status.EVENT
+    assert sol.events[0].times.tolist() == [2.0]
+    assert len(sol.ys) == 3
+    assert sol.status is sn.Status.EVENT
     sol = sn.solve(rotation, WAVE, [0.0, 1.0, 2.0], event=sn.Event(lambda t, y: t - 2.0 + 0.0 * y[0], terminal=False))
-    assert sol.events[0].times.tolist() == [2.0] and len(sol.ys) == 3 and sol.status is sn.Status.SUCCESS
+    assert sol.events[0].times.tolist() == [2.0]
+    assert len(sol.ys) == 3
+    assert sol.status is sn.Status.SUCCESS
 
 
 def test_events_work_with_jumps() -> None:
@@ -245,7 +285,8 @@ def test_events_work_with_jumps() -> None:
     assert torch.allclose(down.events[0].times, torch.tensor([1.75], dtype=F64))
     at_jump = sn.Event(lambda t, y: t - 1.0 + 0.0 * y[0], reset=lambda t, y: y + 1.0)
     both = sn.solve(field, start, [0.0, 3.0], event=at_jump, **options)
-    assert both.events[0].times.tolist() == [1.0] and torch.allclose(both.ys[-1], torch.zeros(1, dtype=F64))
+    assert both.events[0].times.tolist() == [1.0]
+    assert torch.allclose(both.ys[-1], torch.zeros(1, dtype=F64))
 
 
 def test_events_along_decreasing_times() -> None:
@@ -265,16 +306,19 @@ def test_nested_and_complex_and_single_precision_states() -> None:
     event = sn.Event(lambda t, y: y["x"], -1, reset=lambda t, y: {"v": -0.9 * y["v"], "x": y["x"]})
     sol = sn.solve(field, nested, [0.0, 5.0], event=event)
     assert (sol.events[0].times - bounces(2)).abs().max() < 1e-12
-    assert sol.events[0].states["v"].shape == (2,) and sol.ys["x"].shape == (2,)
+    assert sol.events[0].states["v"].shape == (2,)
+    assert sol.ys["x"].shape == (2,)
     turning = sn.solve(
         lambda t, z: 1j * z, torch.ones(1, dtype=torch.complex128), [0.0, 2.0], event=sn.Event(lambda t, z: z[0].real)
     )
     assert abs(float(turning.events[0].times[0]) - 0.5 * math.pi) < 1e-6
     single = sn.solve(falling, BALL.float(), [0.0, 7.0], event=BOUNCING)
-    assert single.events[0].times.dtype == F64 and (single.events[0].times - bounces(3)).abs().max() < 1e-5
+    assert single.events[0].times.dtype == F64
+    assert (single.events[0].times - bounces(3)).abs().max() < 1e-5
     assert single.events[0].states.dtype == torch.float32
     half = sn.solve(falling, BALL.bfloat16(), [0.0, 3.0], event=BOUNCING)
-    assert half.events[0].counts == 1 and half.ys.dtype == torch.bfloat16
+    assert half.events[0].counts == 1
+    assert half.ys.dtype == torch.bfloat16
 
 
 def test_args_and_closures_of_events() -> None:
@@ -287,9 +331,12 @@ def test_the_record_has_all_steps() -> None:
     sol = sn.solve(falling, BALL, [0.0, 5.0], event=BOUNCING, record=True)
     assert sol.record is not None
     ends = sol.record.ts
-    assert len(sol.record.accepted) == sol.stats.accepted and len(sol.record.rejected) == sol.stats.rejected
+    assert len(sol.record.accepted) == sol.stats.accepted
+    assert len(sol.record.rejected) == sol.stats.rejected
     assert len(sol.record.evaluations) == sol.stats.nfe
-    assert set(sol.events[0].times.tolist()) <= set(ends) and list(ends) == sorted(ends) and ends[-1] == 5.0
+    assert set(sol.events[0].times.tolist()) <= set(ends)
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == 5.0
 
 
 def test_random_numbers_are_drawn_once_for_the_whole_solve() -> None:
@@ -303,7 +350,8 @@ def test_random_numbers_are_drawn_once_for_the_whole_solve() -> None:
     event = sn.Event(lambda t, y: y.sum() - 4.0, terminal=False)
     sol = sn.solve(field, torch.zeros(8, dtype=F64), [0.0, 1.0], event=event)
     rates = sol.ys[-1]
-    assert sol.events[0].counts == 1 and set(rates.round(decimals=9).tolist()) == {0.0, 2.0}
+    assert sol.events[0].counts == 1
+    assert set(rates.round(decimals=9).tolist()) == {0.0, 2.0}
 
 
 # What goes wrong
@@ -314,9 +362,12 @@ def test_ever_faster_bounces_end_with_an_error() -> None:
     with pytest.raises(sn.ZenoBehaviour, match="max_count") as raised:
         sn.solve(falling, BALL, [0.0, 20.0], event=lossy)
     end = math.sqrt(20.0 / GRAVITY) * (1.0 + 2.0 * 0.3 / 0.7)
-    assert abs(raised.value.t - end) < 1e-6 and raised.value.stats.events > 10
+    assert abs(raised.value.t - end) < 1e-6
+    assert raised.value.stats.events > 10
     sol = sn.solve(falling, BALL, [0.0, 1.0, 20.0], event=lossy, throw=False)
-    assert sol.status is sn.Status.ZENO_BEHAVIOUR and sol.ts.tolist() == [0.0, 1.0] and len(sol.events[0]) > 10
+    assert sol.status is sn.Status.ZENO_BEHAVIOUR
+    assert sol.ts.tolist() == [0.0, 1.0]
+    assert len(sol.events[0]) > 10
 
 
 def test_max_steps_counts_over_all_stretches() -> None:
@@ -351,7 +402,10 @@ def test_events_check_themselves(options: dict[str, Any], message: str) -> None:
         ([height], r"event\[0\]: expected sn.Event.*sn.Event\(height\)"),
         (sn.Event(lambda t, y: y), r"event\[0\].fn: expected a 0-d tensor, found shape \(2,\)"),
         (sn.Event(lambda t, y: y[:1]), r"as in y\[0\]"),
-        (sn.Event(lambda t, y: float(y[0])), r"event\[0\].fn: expected a 0-d tensor, found float"),
+        (
+            sn.Event(lambda t, y: float(y[0])),  # pyright: ignore[reportArgumentType]
+            r"event\[0\].fn: expected a 0-d tensor, found float",
+        ),
         (sn.Event(lambda t, y: y[0] > 0), r"found torch.bool; an event is where a number changes its sign"),
         (sn.Event(lambda t, y: y[0] * math.nan), r"event\[0\].fn: returned a NaN"),
         (sn.Event(lambda t, y: torch.log(y[0] + 1.0 - 100.0 * t)), r"event\[0\].fn: returned a NaN"),
@@ -385,7 +439,7 @@ def test_combinations_that_are_refused() -> None:
     leaf = BALL.clone().requires_grad_()
     with pytest.raises(ValueError, match="norm: 'auto'"):
         sn.solve(falling, BALL, [0.0, 2.0], event=BOUNCING, norm="auto")
-    with pytest.raises(ValueError, match="torch.func"):
+    with pytest.raises(ValueError, match=r"torch\.func"):
         torch.func.grad(lambda y: sn.solve(falling, y, [0.0, 2.0], event=BOUNCING, adjoint="direct").ys.sum())(BALL)
     with pytest.raises(ValueError, match="carries more from step to step"):
         sn.solve(falling, leaf, [0.0, 2.0], event=BOUNCING, solver="reversible_heun", adjoint="reversible")

@@ -23,8 +23,8 @@ class Event:
 
     Arguments:
         fn: `fn(t, y, *args)`, the function g: a 0-d real tensor. `args` are those of `solve`.
-        direction: 1 for crossings from below to above zero only, −1 for those from above to below, 0 for both. Above and
-            below are meant in the order of the solve, also for decreasing times.
+        direction: 1 for crossings from below to above zero only, −1 for those from above to below, 0 for both. They
+            are meant in the order of the solve, also for decreasing times.
         terminal: whether the event ends the solve. By default it does, unless there is a `reset`.
         reset: `reset(t, y, *args)`, the state with which the solve goes on, in the structure, shapes and dtype of y.
         max_count: the solve ends when the event occurs for this time. The reset is not applied at that last occurrence.

@@ -140,8 +140,8 @@ def solve(
             side, never at the jump itself.
         event: an [`Event`][seminode.Event] or a sequence of them; see [Events](events.md). If one ends the solve, later
             outputs are left out, and `status` is `Status.EVENT`.
-        save: `"ts"`, `"last"` (where the solve ends), `"steps"` (after every accepted step), or a function `save(t, y)` whose
-            results are stacked instead of y.
+        save: `"ts"`, `"last"` (where the solve ends), `"steps"` (after every accepted step), or a function `save(t, y)`
+            whose results are stacked instead of y.
         dense: also return the solution as a function of time.
         record: also return the times of all evaluations and steps.
         progress: show a progress bar on a terminal.

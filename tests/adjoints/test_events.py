@@ -76,9 +76,9 @@ def directions(inputs: Inputs) -> Inputs:
     return {name: torch.randn(x.shape, dtype=F64, generator=generator) for name, x in inputs.items()}
 
 
-def differences(solve: Solve, inputs: Inputs, h: float = 1e-5, **options: Any) -> dict[str, float]:
+def differences(solve: Solve, inputs: Inputs, **options: Any) -> dict[str, float]:
     """Fourth-order central differences of the loss along one direction for each input."""
-    found = {}
+    h, found = 1e-5, {}
     for name, direction in directions(inputs).items():
 
         def at(x: float, name: str = name, direction: Tensor = direction) -> float:
@@ -114,7 +114,8 @@ def fixed_differences() -> dict[str, float]:
 @pytest.mark.parametrize("adjoint", DISCRETE)
 def test_discrete_gradients_are_those_of_the_frozen_map(adjoint: str, fixed_differences: dict[str, float]) -> None:
     found, sol = gradients(oscillator, oscillator_inputs(), controller=sn.FixedStep(0.11), adjoint=DISCRETE[adjoint])
-    assert sol.events[0].counts >= 2 and sol.events[1].counts >= 2
+    assert sol.events[0].counts >= 2
+    assert sol.events[1].counts >= 2
     assert_close(found, fixed_differences, 1e-8)
 
 
@@ -154,7 +155,8 @@ def test_continuous_gradients_are_those_of_the_exact_solution(adjoint: str) -> N
     expected, _ = gradients(oscillator, inputs, adjoint=sn.Direct(), **options)
     found, sol = gradients(oscillator, inputs, adjoint=CONTINUOUS[adjoint], **options)
     assert_close(found, along(expected), 1e-7)
-    assert sol.stats.backward is not None and sol.stats.backward.vjp_y > 0
+    assert sol.stats.backward is not None
+    assert sol.stats.backward.vjp_y > 0
 
 
 # Three hybrid systems, with every adjoint
@@ -286,7 +288,8 @@ def test_compiled_gradients_are_those_of_eager_steps(
     options: dict[str, Any] = {"adjoint": (DISCRETE | CONTINUOUS)[adjoint], "rtol": 1e-5, "atol": 1e-5}
     expected, eager = gradients(solve, oscillator_inputs(), **options)
     found, compiled = gradients(solve, oscillator_inputs(), compile=True, **options)
-    assert compiled.stats.accepted == eager.stats.accepted and compiled.stats.events == eager.stats.events
+    assert compiled.stats.accepted == eager.stats.accepted
+    assert compiled.stats.events == eager.stats.events
     assert_close(found, along(expected), 1e-9)
 
 
@@ -362,12 +365,15 @@ def test_first_event_as_a_function_of_everything() -> None:
 def test_the_backward_pass_is_counted_over_all_stretches(adjoint: str) -> None:
     _, sol = gradients(oscillator, oscillator_inputs(), adjoint=(DISCRETE | CONTINUOUS)[adjoint], record=True)
     backward, record = sol.stats.backward, sol.record
-    assert backward is not None and record is not None and record.backward is not None
+    assert backward is not None
+    assert record is not None
+    assert record.backward is not None
     assert backward.accepted == len(record.backward.accepted) > 0
     if adjoint in DISCRETE:  # all steps but those that land on events are taken again one by one
         assert backward.accepted == sol.stats.accepted - sol.stats.events
     landing = 2 * 6 * sol.stats.events
-    assert backward.vjp_y > landing and f"vjp_y={backward.vjp_y}" in str(sol.stats)
+    assert backward.vjp_y > landing
+    assert f"vjp_y={backward.vjp_y}" in str(sol.stats)
 
 
 def test_a_parameter_that_changes_before_the_backward_pass_is_noticed() -> None:

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
@@ -211,9 +212,8 @@ def check_events(event: Any, field: Field, params: Sequence[Tensor] | None, norm
             "norm: 'auto' leaves out leaves that the field does not read, but an event may read them; name the leaves "
             "that no event reads with norm=sn.norms.Without(...)"
         )
-    if params is None:
-        return tuple(EventFunction(each, i, field) for i, each in enumerate(events))
-    return tuple(EventFunction(each, i, field, lambda f: restricted(f, params)) for i, each in enumerate(events))
+    wrap = (lambda func: func) if params is None else partial(restricted, params=params)
+    return tuple(EventFunction(each, i, field, wrap) for i, each in enumerate(events))
 
 
 def check_error_norm(

@@ -31,7 +31,7 @@ class Crossing(NamedTuple):
     """A root of an event function on the polynomial of a step."""
 
     t: float
-    index: int
+    event: int  # its number
 
 
 class Landing(NamedTuple):
@@ -81,7 +81,7 @@ class EventSearch:
             plan = step.plan
             crossing, values = self._first_crossing(step)
             if self._aim is not None and plan.landing and plan.t1 == self._aim.t:
-                earlier = crossing if crossing is not None and crossing.index != self._aim.index else None
+                earlier = crossing if crossing is not None and crossing.event != self._aim.event else None
                 if earlier is None or abs(earlier.t - plan.t1) <= self._resolution(step):
                     return self._landed(step, ratio, crossing)
             if crossing is not None:
@@ -154,7 +154,7 @@ class EventSearch:
     def _landed(self, step: Step, ratio: float, crossing: Crossing | None) -> bool:
         """Whether a step to the place aimed at is there, or the place has to be corrected; else it is no event."""
         assert self._aim is not None
-        plan, index = step.plan, self._aim.index
+        plan, index = step.plan, self._aim.event
         value, slope = self._value(index, plan.t1, step.y1.detach()), self._slope(index, step)
         correction = -value / slope if slope != 0.0 else math.inf
         previous = self._corrections[-1] if self._corrections else math.inf

@@ -70,7 +70,7 @@ def root(function: Callable[[float], float], bracket: Bracket) -> float:
         return a if fa == 0.0 else b
     a, b, fa, fb = b, a, fb, fa
     c, fc = a, fa
-    t = 0.5
+    t, best = 0.5, a
     for _ in range(100):
         x = a + t * (b - a)
         fx = function(x)

@@ -227,7 +227,7 @@ class Schedule:
         return self._verdict(plan, ratio).accept
 
     def land_on(self, t: float) -> float:
-        """Let steps land on an event, which comes before all other places but may move. Returns where they will land."""
+        """Let steps land on an event, which comes before all other places. Returns where they will land."""
         if self._places[self._next].is_event:
             del self._places[self._next]
         place = self._places[self._next]

@@ -11,6 +11,7 @@ so that the gradient is that of the steps that were taken, and autograd chains t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from .._field.reach import reachable
 from .._stepping.engine import Engine, eager_engine
 from .._stepping.event_search import Landing
 from .._stepping.problem import Problem
+from .._stepping.roots import sign
 from .._stepping.schedule import Plan
 from .._stepping.step import Step, TimeShifts
 from ..errors import NonFiniteState, SolveError, ZenoBehaviour
@@ -115,30 +117,33 @@ class EventSolve:
         self._end = problem.ts[-1]
 
     def run(self) -> ForwardResult:
-        problem, forward = self._problem, self._forward
-        with forward.determinism.solving():
-            self._check_differentiable()
-            y, shift, first = problem.y0, None, True
-            while True:
-                result = self._adjoint.bind(forward)
-                error = result.error
-                landing = None if forward.search is None else forward.search.landing
-                y = self._keep_stretch(forward, result, y, first, landing is not None)
-                if landing is None or error is not None:
-                    break
-                try:
-                    landed = self._land(forward, landing, y)
-                    y = self._occur(landing, landed)
-                except SolveError as failure:
-                    error = self._caught(failure, forward)
-                    break
-                cursor = self._cursor(landing.step.plan.t1)
-                if self._ended or cursor == len(problem.times):
-                    break
-                forward, first = self._next(forward, landing, landed, y, cursor), False
-        if forward.bar is not None:
-            forward.bar.close()
-        return self._result(forward, result, error)
+        try:
+            with self._forward.determinism.solving():
+                self._check_differentiable()
+                return self._stretches()
+        finally:
+            if self._forward.bar is not None:
+                self._forward.bar.close()
+
+    def _stretches(self) -> ForwardResult:
+        """One stretch after the other, until the end or an event that ends the solve."""
+        problem, y, first = self._problem, self._problem.y0, True
+        while True:
+            forward = self._forward
+            result = self._adjoint.bind(forward)
+            landing = None if forward.search is None else forward.search.landing
+            y = self._keep_stretch(forward, result, y, first, landing is not None)
+            if landing is None or result.error is not None:
+                return self._result(result, result.error)
+            try:
+                landed = self._land(forward, landing, y)
+                y = self._occur(landing, landed)
+            except SolveError as failure:
+                return self._result(result, self._caught(failure, forward))
+            cursor = self._cursor(landing.step.plan.t1)
+            if self._ended or cursor == len(problem.times):
+                return self._result(result, None)
+            self._forward, first = self._next(forward, landing, landed, y, cursor), False
 
     def _caught(self, failure: SolveError, forward: ForwardPass) -> SolveError:
         if failure.stats is None:
@@ -194,7 +199,8 @@ class EventSolve:
     def _next(self, forward: ForwardPass, landing: Landing, landed: LandedStep, y: Tensor, cursor: int) -> ForwardPass:
         """The stretch after an event."""
         problem, t = self._problem, landing.step.plan.t1
-        assert forward.schedule is not None and forward.search is not None
+        assert forward.schedule is not None
+        assert forward.search is not None
         forward.schedule.resume(t, self._was_reset)
         forward.search.resume()
         ts = torch.cat([landed.t.reshape(1).to(problem.ts.device), problem.ts[cursor:].to(landed.t.dtype)])
@@ -288,21 +294,46 @@ class EventSolve:
             self._coefficients.append(landed.coefficients.unsqueeze(0))
         for times in (self._knots, self._row_times):
             times.append(landed.t.reshape(1))
-        self._forward.counter.events += len(landing.fired)
-        self._was_reset = False
-        for i in landing.fired:
-            event = self._functions[i].event
-            self._times[i].append(landed.t)
-            self._states[i].append(landed.y)
-            self._ended |= event.last is not None and len(self._times[i]) >= event.last
-        for i in landing.fired if not self._ended else ():
-            self._check_zeno(i, t)
-            if self._functions[i].resets:
-                y, self._was_reset = self._reset(self._functions[i], t, landed.shift, y), True
+        self._was_reset, self._end = False, landed.t
+        fired, past = list(landing.fired), set[int]()
+        while fired:
+            self._note(fired, landed.t, y)
+            if self._ended:
+                break
+            past |= set(fired)
+            before, y = y, self._apply_resets(fired, t, landed.shift, y)
+            fired = self._carried_across(t, before, y, past) if self._was_reset else []
         if self._ended and save == "last":
             self._rows.append(y.unsqueeze(0))
-        self._end = landed.t
         return y
+
+    def _note(self, fired: Sequence[int], t: Tensor, y: Tensor) -> None:
+        """Some events occur."""
+        self._forward.counter.events += len(fired)
+        for i in fired:
+            last = self._functions[i].event.last
+            self._times[i].append(t)
+            self._states[i].append(y)
+            self._ended |= last is not None and len(self._times[i]) >= last
+
+    def _apply_resets(self, fired: Sequence[int], t: float, shift: Tensor, y: Tensor) -> Tensor:
+        for i in fired:
+            self._check_zeno(i, t)
+            if self._functions[i].resets:
+                y, self._was_reset = self._reset(self._functions[i], t, shift, y), True
+        return y
+
+    def _carried_across(self, t: float, before: Tensor, after: Tensor, past: set[int]) -> list[int]:
+        """Events whose function a reset has carried across zero: they occur at once, each of them once."""
+        found = []
+        time = torch.full((), t, dtype=real_dtype(after), device=after.device)
+        with torch.no_grad():
+            for i, function in enumerate(self._functions):
+                if i not in past:
+                    start, end = (sign(function(time, y.detach()).item()) for y in (before, after))
+                    if start * end < 0 and function.event.direction in (0, end):
+                        found.append(i)
+        return found
 
     def _reset(self, function: EventFunction, t: float, shift: Tensor, y: Tensor) -> Tensor:
         time = torch.full((), t, dtype=real_dtype(y), device=y.device) + shift
@@ -330,8 +361,8 @@ class EventSolve:
 
     # The result
 
-    def _result(self, forward: ForwardPass, result: ForwardResult, error: SolveError | None) -> ForwardResult:
-        problem = self._problem
+    def _result(self, result: ForwardResult, error: SolveError | None) -> ForwardResult:
+        problem, forward = self._problem, self._forward
         rows = [x for x in self._rows if len(x)]
         ys = torch.cat(rows) if rows else problem.y0.new_empty(0, *problem.y0.shape)
         coefficients = torch.cat(self._coefficients) if self._coefficients else result.coefficients

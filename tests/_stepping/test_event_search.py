@@ -1,0 +1,128 @@
+"""How events are looked for: which steps are intercepted, where they land, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seminode as sn
+from seminode._field.event_function import EventFunction
+from seminode._field.field import Field
+from seminode._field.pytree import Layout
+from seminode._stepping.engine import EvaluationLog
+from seminode._stepping.event_search import EventSearch
+from seminode._stepping.loop import integrate
+from seminode._stepping.observers import Counter, Observer
+from seminode._stepping.schedule import Schedule
+from seminode._stepping.step import Step
+
+F64 = torch.float64
+
+
+class Log(Observer):
+    """The ends of accepted and rejected steps."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[float, float]] = []
+        self.discarded: list[tuple[float, float]] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self.taken.append((step.plan.t0, step.plan.t1))
+
+    def rejected(self, step: Step, ratio: float) -> None:
+        self.discarded.append((step.plan.t0, step.plan.t1))
+
+
+def searched(
+    fn: Callable[[Tensor, Tensor], Tensor], dt: float, end: float = 2.0, **options: Any
+) -> tuple[EventSearch, Log, Tensor]:
+    """Steps of length dt for y' = y, y(0) = 1, with an event."""
+    from seminode._field.determinism import Determinism
+    from seminode._field.reach import reachable
+    from seminode._stepping.engine import eager_engine
+    from seminode.solvers import RK4
+
+    y0 = torch.ones(1, dtype=F64)
+    field = Field(lambda t, y: y, Layout.of(y0), F64)
+    schedule = Schedule(sn.FixedStep(dt), 4, (0.0, end), options.pop("jumps", ()), F64)
+    search = EventSearch([EventFunction(sn.Event(fn, **options), 0, field)], schedule, y0)
+    engine = eager_engine(field, RK4(), y0, Determinism(y0.device, reachable(())), EvaluationLog(Counter()))
+    log = Log()
+    y, _ = integrate(engine, schedule, y0, [log], search=search)
+    return search, log, y
+
+
+def test_the_loop_ends_before_the_landing_step() -> None:
+    search, log, y = searched(lambda t, y: y[0] - 2.0, 0.25)
+    assert search.landing is not None
+    plan, step = search.landing.step.plan, search.landing.step
+    assert log.taken == [(0.0, 0.25), (0.25, 0.5)]
+    assert plan.t0 == 0.5
+    assert plan.landing
+    assert abs(plan.t1 - 0.693147) < 1e-4
+    assert torch.equal(step.y0, y)
+    assert abs(float(step.y1) - 2.0) < 1e-15
+    assert search.landing.fired == (0,)
+
+
+def test_discarded_steps_are_not_shortened() -> None:
+    """One is the step that crosses the event; the others end where the event was expected."""
+    search, log, _ = searched(lambda t, y: y[0] - 2.0, 0.25)
+    assert search.landing is not None
+    assert log.discarded[0] == (0.5, 0.75)
+    assert 1 <= len(log.discarded[1:]) <= 3
+    assert all(abs(t1 - search.landing.step.plan.t1) < 1e-4 for _, t1 in log.discarded[1:])
+
+
+def test_an_event_of_time_alone_is_landed_on_at_once() -> None:
+    search, log, _ = searched(lambda t, y: t - 0.6, 0.25)
+    assert search.landing is not None
+    assert search.landing.step.plan.t1 == pytest.approx(0.6, abs=1e-16)
+    assert len(log.discarded) == 1
+
+
+def test_an_event_on_a_step_end_needs_no_other_step() -> None:
+    search, log, _ = searched(lambda t, y: t - 0.5, 0.25)
+    assert search.landing is not None
+    assert search.landing.step.plan.t1 == 0.5
+    assert log.taken == [(0.0, 0.25)]
+
+
+def test_steps_without_a_crossing_pass() -> None:
+    search, log, _ = searched(lambda t, y: y[0] + 1.0, 0.5)
+    assert search.landing is None
+    assert len(log.taken) == 4
+    assert not log.discarded
+    search, _, _ = searched(lambda t, y: y[0] - 2.0, 0.5, direction=-1)
+    assert search.landing is None
+
+
+def test_an_event_near_a_jump_is_landed_on_there() -> None:
+    jump = 0.6
+    search, _, _ = searched(lambda t, y: t - jump * (1.0 - 1e-16), 0.25, jumps=(jump,))
+    assert search.landing is not None
+    assert search.landing.step.plan.t1 == jump
+
+
+def test_a_schedule_goes_on_from_an_event() -> None:
+    schedule = Schedule(sn.FixedStep(0.25), 4, (0.0, 2.0), (0.6,), F64)
+    assert schedule.land_on(0.1) == 0.1
+    plan = schedule.next()
+    assert plan is not None
+    assert (plan.t0, plan.t1, plan.landing, plan.final) == (0.0, 0.1, True, False)
+    assert schedule.land_on(0.15) == 0.15  # corrected: the first place is gone
+    plan = schedule.next()
+    assert plan is not None
+    assert plan.t1 == 0.15
+    schedule.resume(0.15, reset=True)
+    plan = schedule.next()
+    assert plan is not None
+    assert (plan.t0, plan.t1, plan.landing, plan.floating) == (0.15, 0.4, False, True)
+    schedule.resume(0.6, reset=True)  # on the jump
+    plan = schedule.next()
+    assert plan is not None
+    assert plan.lowest > 0.6
