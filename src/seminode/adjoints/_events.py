@@ -51,6 +51,41 @@ def run_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:
     return EventSolve(problem, adjoint).run()
 
 
+def reaches_gradients(problem: Problem) -> bool:
+    """Whether the field or an event function may use a tensor that requires a gradient."""
+    field = problem.field
+    reach = reachable((field.reach, [function.event.fn for function in problem.events]))
+    return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
+
+
+def check_differentiable(forward: ForwardPass, t: Tensor) -> list[Tensor]:
+    """Before the solve: do event functions have a graph, if there is something to differentiate? Their values."""
+    problem = forward.problem
+    tensors = problem.y0, problem.ts, *problem.field.arg_tensors, *forward.determinism.reach.leaves()
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    y = problem.y0.detach().requires_grad_(wanted)
+    time = t.to(device=y.device, dtype=real_dtype(y)).requires_grad_(wanted)
+    values = []
+    for function in problem.events:
+        value = function(time, y)
+        if wanted and not value.requires_grad:
+            raise ValueError(
+                f"{function.name}.fn: depends on neither t nor y in a way that autograd can follow (detach, item, "
+                "numpy, a comparison?), so that gradients through the event would be lost. Write it with "
+                "differentiable operations, or solve under torch.no_grad()."
+            )
+        values.append(value.detach())
+    return values
+
+
+def landing_engine(problem: Problem, forward: ForwardPass, y: Tensor, shifts: Any) -> Engine:
+    """What takes landing steps: eagerly, with a graph where that is asked for."""
+    field = problem.field
+    if problem.params is not None:
+        field = field.bind(func=restricted(field.func, problem.params))
+    return eager_engine(field, problem.solver, y, forward.determinism, forward.log, shifts=shifts)
+
+
 class LandedStep(NamedTuple):
     """The step that lands on an event, differentiable where that was asked for."""
 
@@ -119,7 +154,7 @@ class EventSolve:
     def run(self) -> ForwardResult:
         try:
             with self._forward.determinism.solving():
-                self._check_differentiable()
+                self._check_functions()
                 return self._stretches()
         finally:
             if self._forward.bar is not None:
@@ -156,23 +191,13 @@ class EventSolve:
         """How many output times there are up to a time."""
         return sum(self._sign * x <= self._sign * t for x in self._problem.times)
 
-    def _check_differentiable(self) -> None:
-        """Before the solve: do event functions have a graph, if there is something to differentiate?"""
-        problem = self._problem
-        tensors = problem.y0, problem.ts, *problem.field.arg_tensors, *self._forward.determinism.reach.leaves()
-        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        y = problem.y0.detach().requires_grad_(wanted)
-        t = torch.full((), problem.times[0], dtype=real_dtype(y), device=y.device, requires_grad=wanted)
-        for function in self._functions:
-            value = function(t, y)
-            if wanted and not value.requires_grad:
-                raise ValueError(
-                    f"{function.name}.fn: depends on neither t nor y in a way that autograd can follow (detach, item, "
-                    "numpy, a comparison?), so that gradients through the event would be lost. Write it with "
-                    "differentiable operations, or solve under torch.no_grad()."
-                )
+    def _check_functions(self) -> None:
+        t = self._problem.times[0]
+        for function, value in zip(
+            self._functions, check_differentiable(self._forward, torch.tensor(t, dtype=torch.float64)), strict=True
+        ):
             if not math.isfinite(value.item()):
-                raise NonFiniteState(f"{function.name}.fn: returned a NaN or an infinity at t0", t=problem.times[0])
+                raise NonFiniteState(f"{function.name}.fn: returned a NaN or an infinity at t0", t=t)
 
     def _keep_stretch(self, forward: ForwardPass, result: ForwardResult, y: Tensor, first: bool, cut: bool) -> Tensor:
         """Collect the outputs of a stretch; the state at its end."""
@@ -241,10 +266,7 @@ class EventSolve:
 
     @cached_property
     def _reaches_gradients(self) -> bool:
-        """Whether the field or an event function may use a tensor that requires a gradient."""
-        field = self._problem.field
-        reach = reachable((field.reach, [function.event.fn for function in self._functions]))
-        return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
+        return reaches_gradients(self._problem)
 
     def _differentiable_step(
         self, forward: ForwardPass, landing: Landing, y: Tensor, start: Tensor
@@ -253,7 +275,7 @@ class EventSolve:
         plan, function = landing.step.plan, self._functions[landing.fired[0]]
         self._refuse_carried(forward, y)
         end = torch.zeros_like(start, requires_grad=True)
-        engine = self._engine(forward, y, LandingShifts(start, end))
+        engine = landing_engine(self._problem, forward, y, LandingShifts(start, end))
         k1 = engine.start_slope(plan, y, None)
         fixed = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
         time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
@@ -262,17 +284,10 @@ class EventSolve:
         size = 0.0 if slope is None else slope.item()
         tangential = not abs(size) > torch.finfo(start.dtype).eps ** 0.4 * landing.slope_scale
         shift = EventTime.apply(r, size, tangential, f"{function.name} at t = {plan.t1:g}")  # type: ignore[misc]
-        engine = self._engine(forward, y, LandingShifts(start, shift))
+        engine = landing_engine(self._problem, forward, y, LandingShifts(start, shift))
         step = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
         self._report.of_events += 2 * engine.solver.evaluations
         return shift, step
-
-    def _engine(self, forward: ForwardPass, y: Tensor, shifts: LandingShifts) -> Engine:
-        problem = self._problem
-        field = problem.field
-        if problem.params is not None:
-            field = field.bind(func=restricted(field.func, problem.params))
-        return eager_engine(field, problem.solver, y, forward.determinism, forward.log, shifts=shifts)
 
     def _refuse_carried(self, forward: ForwardPass, y: Tensor) -> None:
         solver = self._problem.solver
