@@ -328,6 +328,7 @@ class ForwardPass:
             end = ts[:1] + (plan.t0 - start) if plan.floating else ts.new_tensor([plan.t0])
             ts = torch.cat([ts[:count], end])
         self.problem = replace(problem, times=(*problem.times[:count], plan.t0), ts=ts)
+        self.outputs, self.begun = outputs_of(self.problem)  # for the backward pass
         if self.plans:
             self.plans[-1] = self.plans[-1]._replace(final=True, landing=True)
 
