@@ -7,8 +7,9 @@ The search is that of `event_search`, for all lanes at once: numbers of a lane a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from .._field.event_function import EventFunction
 from .._field.pytree import real_dtype
 from .event_search import CORRECTIONS, NODES
+from .interpolation import weights_at
 from .lane_step import LaneStep
 from .lanes import LanePlan, LaneSchedule, column, mask
 from .roots import Bracket, Search, parabola, run_together, search_bracket, search_root, vertex
@@ -40,9 +42,19 @@ class Polynomial:
         self.plan: LanePlan = step.plan  # type: ignore[assignment]
         self.y0, self.y1 = step.y0.detach(), step.y1.detach()
         self.k1 = step.slopes[0].detach()
-        slopes = torch.stack([k.detach() for k in step.interpolated()])
-        matrix = torch.tensor(step.solver.interpolant, dtype=torch.float64).T.to(slopes)
-        self._powers = (matrix @ slopes.reshape(len(slopes), -1)).reshape(-1, *self.y0.shape)
+        self._slopes = torch.stack([k.detach() for k in step.interpolated()])
+        self._matrix = step.solver.interpolant
+        self._length = self.plan.length(self.y0)
+
+    @cached_property
+    def _powers(self) -> Tensor:
+        matrix = torch.tensor(self._matrix, dtype=torch.float64).T
+        return torch.tensordot(matrix.to(self._slopes), self._slopes, 1)
+
+    def inner_nodes(self) -> Tensor:
+        """The states at the nodes inside the step, which are the same in all lanes, stacked."""
+        weights = torch.tensor([weights_at(self._matrix, x) for x in NODES[1:-1]], dtype=torch.float64)
+        return self.y0 + self._length * torch.tensordot(weights.to(self._slopes), self._slopes, 1)
 
     def time(self, x: Tensor) -> Tensor:
         plan = self.plan
@@ -54,7 +66,7 @@ class Polynomial:
         total = torch.zeros_like(self.y0)
         for power in self._powers.flip(0):
             total = (total + power) * at
-        return torch.where(mask(x == 1.0, self.y1), self.y1, self.y0 + self.plan.length(self.y0) * total)
+        return torch.where(mask(x == 1.0, self.y1), self.y1, self.y0 + self._length * total)
 
 
 class LaneEventSearch:
@@ -150,56 +162,62 @@ class LaneEventSearch:
 
     def _samples(self, path: Polynomial) -> Tensor:
         """The event functions at the nodes of the step, (E, nodes, B)."""
-        later = []
-        for x in NODES[1:]:
-            at = torch.full_like(path.plan.t0, x)
-            later.append(self._all_values(path.time(at), path.at(at)))
-        return torch.stack([self._values, *later], 1)
+        plan = path.plan
+        times = [torch.add(plan.t0, plan.dt, alpha=x) for x in NODES[1:-1]]
+        later = [self._all_values(t, y) for t, y in zip(times, path.inner_nodes().unbind(0), strict=True)]
+        return torch.stack([self._values, *later, self._all_values(plan.t1, path.y1)], 1)
 
     def _first_crossings(self, path: Polynomial, samples: Tensor, looked_at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The first root of any event function in each lane: its time and event; lanes in which one is not finite."""
         plan = path.plan
         time, event = torch.full_like(plan.t0, torch.nan), torch.full_like(self._event, NONE)
         broken = torch.zeros_like(looked_at)
-        for i, function in enumerate(self._functions):
-            values, start, divided = self._along(i, path, samples[i], looked_at)
-            finite = torch.isfinite(values)
-            suspect = (looked_at & (may_cross(values) | ~finite.all(0))).nonzero().flatten().tolist()
-            columns = values.T.tolist()
-            searches = {lane: search_crossing(columns[lane], function.event.direction) for lane in suspect}
-
-            def g(places: Mapping[int, float], i: int = i, start: Tensor = start, divided: Tensor = divided):
-                x = torch.full_like(plan.t0, 0.5)
-                x[list(places)] = torch.tensor(list(places.values()), dtype=x.dtype)
-                value = self._value(i, path.time(x), path.at(x))
-                numbers = torch.where(divided, (value - start) / x, value).tolist()
-                return {lane: numbers[lane] for lane in places}
-
-            for lane, crossing in run_together(searches, g).items():
+        values, divided = self._along(path, samples, looked_at)
+        suspect = looked_at & (may_cross(values) | ~torch.isfinite(values).all(1))
+        for i in _indices(suspect.any(1)):
+            columns, direction = values[i].T.tolist(), self._functions[i].event.direction
+            searches = {lane: search_crossing(columns[lane], direction) for lane in _indices(suspect[i])}
+            for lane, crossing in run_together(searches, self._evaluation(i, path, divided[i])).items():
                 last = 1.0 if crossing is None else crossing[0]
                 if not all(math.isfinite(v) for x, v in zip(NODES, columns[lane], strict=True) if x <= last):
                     broken[lane] = True
                 elif crossing is not None:
-                    t0, t1, dt = float(plan.t0[lane]), float(plan.t1[lane]), float(plan.dt[lane])
+                    t0, t1, dt = (float(x[lane]) for x in (plan.t0, plan.t1, plan.dt))
                     t = t1 if crossing[1] == 1.0 else t0 + crossing[1] * dt
                     if int(event[lane]) == NONE or (t - float(time[lane])) * dt < 0.0:
                         time[lane], event[lane] = t, i
         return time, event, broken
 
-    def _along(self, i: int, path: Polynomial, values: Tensor, looked_at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """An event function at the nodes, where it starts, and where a zero there is divided out, as it is no event."""
-        start, dt = values[0], path.plan.dt
-        divided = looked_at & self._zero_at_start(i, (values[1] - start) / (NODES[1] * dt))
-        if bool(divided.any()):
-            nodes = torch.tensor(NODES, dtype=values.dtype).unsqueeze(1)
-            quotients = (values - start) / nodes
-            quotients[0] = dt * self._start_slope(i, path)
-            values = torch.where(divided, quotients, values)
-        return values, start, divided
+    def _evaluation(
+        self, i: int, path: Polynomial, divided: Tensor
+    ) -> Callable[[Mapping[int, float]], Mapping[int, float]]:
+        """An event function as a function of x = (t − t0)/dt in some lanes, which are evaluated together."""
+        start = self._values[i]
 
-    def _zero_at_start(self, i: int, slope: Tensor) -> Tensor:
-        """Where an event that has just fired, or any at the start of the solve, is at its zero still."""
-        start, zero = self._values[i].abs(), self._zero[i]
+        def evaluate(places: Mapping[int, float]) -> Mapping[int, float]:
+            x = torch.full_like(start, 0.5)
+            x[list(places)] = torch.tensor(list(places.values()), dtype=x.dtype)
+            value = self._value(i, path.time(x), path.at(x))
+            numbers = torch.where(divided, (value - start) / x, value).tolist()
+            return {lane: numbers[lane] for lane in places}
+
+        return evaluate
+
+    def _along(self, path: Polynomial, samples: Tensor, looked_at: Tensor) -> tuple[Tensor, Tensor]:
+        """The event functions at the nodes, (E, nodes, B), and where a zero at the start, which is no event, is divided
+        out: the sign there is that of the slope."""
+        start, dt = samples[:, 0], path.plan.dt
+        divided = looked_at & self._zero_at_start((samples[:, 1] - start) / (NODES[1] * dt))
+        if not bool(divided.any()):
+            return samples, divided
+        quotients = (samples - start.unsqueeze(1)) / torch.tensor(NODES, dtype=samples.dtype).unsqueeze(1)
+        for i in _indices(divided.any(1)):
+            quotients[i, 0] = dt * self._start_slope(i, path)
+        return torch.where(divided.unsqueeze(1), quotients, samples), divided
+
+    def _zero_at_start(self, slope: Tensor) -> Tensor:
+        """Where an event that has just fired, or any at the start of the solve, is at its zero still, (E, B)."""
+        start, zero = self._values.abs(), self._zero
         near = start <= 2.0 * zero.clamp(min=0.0) + slope.abs() * 16.0 * self._eps * self._span
         return (start == 0.0) | (near & (~self._begun | (zero >= 0.0)))
 
@@ -235,13 +253,10 @@ class LaneEventSearch:
 
     def _fired(self, plan: LanePlan, values: Tensor, slopes: Tensor) -> Tensor:
         """Which events are at the ends of the steps, (E, B)."""
-        rows = []
-        for i, function in enumerate(self._functions):
-            slope, direction = slopes[i], function.event.direction
-            near = values[i].abs() <= slope.abs() * self._resolution(plan)
-            passes = torch.ones_like(near) if direction == 0 else slope * plan.dt * direction > 0.0
-            rows.append((slope != 0.0) & near & passes & ~self._zero_at_start(i, slope))
-        return torch.stack(rows)
+        directions = torch.tensor([function.event.direction for function in self._functions]).unsqueeze(1)
+        near = values.abs() <= slopes.abs() * self._resolution(plan)
+        passes = (directions == 0) | (slopes * plan.dt * directions > 0.0)
+        return (slopes != 0.0) & near & passes & ~self._zero_at_start(slopes)
 
     def _resolution(self, plan: LanePlan) -> Tensor:
         """Event times that are closer than this are the same."""
@@ -293,15 +308,20 @@ def search_crossing(values: Sequence[float], direction: int) -> Search[tuple[flo
 
 
 def may_cross(values: Tensor) -> Tensor:
-    """Lanes whose samples, one row per node, change their sign or may have an extremum across zero between them."""
-    suspect = ~((values > 0.0).all(0) | (values < 0.0).all(0))
-    for i in range(len(NODES) - 2):
-        near = values[i : i + 3]
-        slope, bend = parabola(NODES[i : i + 3], near.unbind(0))
-        x, value = vertex(NODES[i:], near[0], slope, bend)
-        inside = (bend * near[1] > 0.0) & (x > NODES[i]) & (x < NODES[i + 2])
-        suspect = suspect | (inside & (value * near[1].sign() < 0.25 * near.abs().amin(0)))
-    return suspect
+    """Where samples, (E, nodes, B), change their sign or may have an extremum across zero between them."""
+    changes = ~((values > 0.0).all(1) | (values < 0.0).all(1))
+    nodes = torch.tensor(NODES, dtype=values.dtype).unsqueeze(1)
+    xs: Any = nodes[:-2], nodes[1:-1], nodes[2:]
+    near = values[:, :-2], values[:, 1:-1], values[:, 2:]
+    slope, bend = parabola(xs, near)
+    x, value = vertex(xs, near[0], slope, bend)
+    inside = (bend * near[1] > 0.0) & (x > xs[0]) & (x < xs[2])
+    close = value * near[1].sign() < 0.25 * torch.stack(near).abs().amin(0)
+    return changes | (inside & close).any(1)
+
+
+def _indices(condition: Tensor) -> list[int]:
+    return condition.nonzero().flatten().tolist()
 
 
 def spacing(plan: LanePlan) -> Tensor:
