@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from .._field.event_function import EventFunction
 from .._field.pytree import real_dtype
 from .event_search import CORRECTIONS, NODES
 from .interpolation import weights_at
-from .lane_step import LaneStep
 from .lanes import LanePlan, LaneSchedule, column, mask
 from .roots import Bracket, Search, parabola, run_together, search_bracket, search_root, vertex
 from .step import Step
+
+if TYPE_CHECKING:
+    from .lane_step import LaneStep
 
 #: In the place of the number of an event where there is none.
 NONE = -1
