@@ -233,3 +233,34 @@ def test_neighbours(t: float) -> None:
 def test_fixed_steps_of_one_nth_take_n_steps(n, ts):
     sol = sn.solve(lambda t, y: -y, torch.ones(1), ts, solver="euler", controller=sn.FixedStep(1 / n))
     assert sol.stats.accepted == n
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        sn.Integral(),
+        sn.Integral(dt_min=0.05, at_dt_min="accept", dt_max=0.5),
+        sn.PID(),
+        sn.PID.preset("H312PID"),
+    ],
+    ids=str,
+)
+def test_tensors_of_samples_are_judged_as_numbers_are(controller: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        return low + (high - low) * torch.rand(200, dtype=torch.float64, generator=generator)
+
+    ratio = torch.exp(uniform(-12.0, 4.0))
+    ratio[:6] = torch.tensor([0.0, 1.0, torch.inf, torch.nan, 1e-300, 1e300])
+    proposal = uniform(0.01, 1.0)
+    taken = torch.where(uniform(0.0, 1.0) < 0.3, proposal * uniform(0.01, 1.0), proposal)
+    history = uniform(0.1, 2.0), uniform(0.1, 2.0)
+    each = controller.judge(taken, proposal, ratio, 5, history)
+    for i in range(len(ratio)):
+        past = tuple(float(h[i]) for h in history)
+        alone = controller.judge(float(taken[i]), float(proposal[i]), float(ratio[i]), 5, past)
+        assert bool(each.accept[i]) == alone.accept
+        assert float(each.proposal[i]) == pytest.approx(alone.proposal, rel=1e-14)
+        if isinstance(controller, sn.PID):
+            assert tuple(float(h[i]) for h in each.history) == alone.history

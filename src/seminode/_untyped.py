@@ -14,6 +14,7 @@ eigh: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.eigh
 lstsq: Callable[[Tensor, Tensor], tuple[Tensor, ...]] = torch.linalg.lstsq
 
 
+solve_linear: Callable[[Tensor, Tensor], Tensor] = torch.linalg.solve
 #: The solution, and whether the factorisation failed.
 solve_ex: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.linalg.solve_ex
 norm: Callable[..., Tensor] = torch.norm

@@ -126,7 +126,8 @@ def solve(
         y0: a tensor, or any nesting of tuples, lists and dicts of tensors of one dtype; float32, float64, complex64,
             complex128, or bfloat16 and float16, which are integrated in float32.
         ts: times of the outputs, increasing or decreasing; y0 belongs to the first. Inner times do not shorten steps;
-            the last step ends exactly on ts[-1], and the field is never evaluated past it.
+            the last step ends exactly on ts[-1], and the field is not evaluated past it (except by `kvaerno5` and
+            `yoshida4`, some of whose nodes lie outside of a step).
         args: further arguments of the field; tensors among them get gradients.
         solver: a name or an object; see `seminode.solvers`.
         rtol, atol: tolerances: a number, or a structure like y0. By default 1e-6 and 1e-8 in float64, 1e-4 and 1e-6 in
@@ -154,7 +155,7 @@ def solve(
         batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
             [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
             independently, and its t has shape (B,).
-        observers: objects that are told about every step; see [`Observer`][seminode.extending.Observer].
+        observers: objects that are told about every step; see `seminode.extending.Observer`.
 
     Example:
         >>> import torch, seminode as sn
@@ -167,18 +168,15 @@ def solve(
     with _normal_tensors() if torch.is_inference_mode_enabled() else contextlib.nullcontext():
         y0, args = _without_inference((y0, args))
         checks.check_field(field)
-        flags = {"dense": dense, "record": record, "progress": progress, "throw": throw, "compile": compile}
-        checks.check_flags(**flags, batched=batched)
-        layout = batch_checks.check_batch(y0) if batched else checks.check_state(y0)
-        leaf = flatten(y0)[0][0][1]
-        dtype = torch.float32 if leaf.dtype in HALF else leaf.dtype
-        flat = layout.pack(y0).to(dtype)
+        checks.check_flags(batched=batched)
+        flags = checks.check_flags(dense=dense, record=record, progress=progress, throw=throw, compile=compile)
+        layout, flat, dtype = _packed(y0, batched)
         tensor_ts, times, lanes = _check_times(_without_inference(ts), flat, batched)
         chosen_solver, chosen_adjoint = checks.check_solver(solver), _check_adjoint(adjoint)
         checks.refuse_control(chosen_solver, controller, norm)
         chosen_controller = checks.check_controller(controller, chosen_solver)
         where, function = checks.check_save(save, chosen_controller)
-        flat_field = Field(field, layout, leaf.dtype, checks.check_args(args), present_autocast(flat.device))
+        flat_field = Field(field, layout, dtype, checks.check_args(args), present_autocast(flat.device))
         chosen_params = None if params is None else chosen(params)
         problem = Problem(
             field=flat_field,
@@ -199,8 +197,14 @@ def solve(
             **flags,
         )
         batch_checks.check_batchable(problem, chosen_adjoint, norm, transforms_active())
-        run = _runner(problem, chosen_adjoint, norm)
-        return _solution(problem, _explained(run, problem), leaf.dtype, function)
+        return _solution(problem, _explained(_runner(problem, chosen_adjoint, norm), problem), dtype, function)
+
+
+def _packed(y0: Any, batched: bool) -> tuple[Layout, Tensor, torch.dtype]:
+    """y0 as a flat tensor with its layout, and its own dtype."""
+    layout = batch_checks.check_batch(y0) if batched else checks.check_state(y0)
+    dtype = flatten(y0)[0][0][1].dtype
+    return layout, layout.pack(y0).to(torch.float32 if dtype in HALF else dtype), dtype
 
 
 def _check_times(ts: Any, like: Tensor, batched: bool) -> tuple[Tensor, tuple[float, ...], Tensor | None]:

@@ -1,7 +1,7 @@
 """Implicit Runge-Kutta methods as data: frozen Butcher tableaux that check their coefficients when they are created.
 
 As for explicit methods, a tableau includes its dense output, p(x) = y0 + dt sum_i b_i(x) k_i, 0 <= x <= 1. Those of
-L-stable methods with an explicit first stage are combinations of the states of the other stages, sum_i w_i(x) (Y_i - y0)
+L-stable methods with an explicit first stage are combinations of the states of the other stages, sum_i w_i(x) Y_i,
 with b(x) = w(x) a: in f(t0, y0) the error of a stiff state is magnified, in these states it is damped.
 """
 
@@ -67,7 +67,7 @@ class ImplicitTableau:
 
     @property
     def gamma(self) -> float:
-        """The number on the diagonal of a diagonally implicit method, or the real eigenvalue of `a` of a filtered one."""
+        """The number on the diagonal of a diagonally implicit method, of others the real eigenvalue of `a`."""
         if self.diagonal:
             return self.a[-1][-1]
         return next(value.real for value, *_ in self.spectrum if value.imag == 0.0)

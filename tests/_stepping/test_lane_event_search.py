@@ -187,7 +187,12 @@ def test_samples_that_fail_do_not_stop_others() -> None:
         event=sn.Event(lambda t, y: y[0] - 0.7, direction=-1, reset=lambda t, y: y + 0.1),
     )
     torch.testing.assert_close(sol.ys[:, 1], alone.ys, rtol=0.0, atol=1e-12)
-    assert sol.ys[1].isnan().flatten().tolist() == [False, False, True, False]  # it fails in the step that starts before
+    assert sol.ys[1].isnan().flatten().tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]  # it fails in the step that starts before
     assert sol.ys[2].isnan().flatten().tolist() == [True, False, True, True]
 
 
@@ -219,7 +224,9 @@ def test_events_at_one_time_and_across_a_reset() -> None:
         sn.Event(lambda t, y: y[:, 0] - level, terminal=False),
         sn.Event(lambda t, y: y[:, 0] - 1.2, terminal=False),
     ]
-    sol = sn.solve(lambda t, y: torch.ones_like(y), torch.zeros(2, 1, dtype=F64), [0.0, 1.0], event=events, batched=True)
+    sol = sn.solve(
+        lambda t, y: torch.ones_like(y), torch.zeros(2, 1, dtype=F64), [0.0, 1.0], event=events, batched=True
+    )
     assert [x.counts.tolist() for x in sol.events] == [[1, 1], [1, 1], [1, 1]]
     torch.testing.assert_close(sol.events[1].times[0], level, rtol=0.0, atol=1e-12)
     torch.testing.assert_close(sol.events[2].times[0], torch.full((2,), 0.5, dtype=F64), rtol=0.0, atol=1e-12)
@@ -257,11 +264,19 @@ def test_other_dtypes_and_structures(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("event", "error", "message"),
     [
-        (sn.Event(lambda t, y: y[0, 0]), ValueError, r"event\[0\]\.fn: expected shape \(3,\) with one number per.*\(\)"),
+        (
+            sn.Event(lambda t, y: y[0, 0]),
+            ValueError,
+            r"event\[0\]\.fn: expected shape \(3,\) with one number per.*\(\)",
+        ),
         (sn.Event(lambda t, y: y), ValueError, r"found shape \(3, 2\); with batched=True.*y\[:, 0\]"),
         (sn.Event(lambda t, y: 1.0), TypeError, r"expected shape \(3,\).*found float"),
         (sn.Event(lambda t, y: y[:, 0] > 0.5), TypeError, "found torch.bool"),
-        (sn.Event(lambda t, y: y[:, 0] - y.mean()), ValueError, r"event\[0\]\.fn: the value of sample 1 depends.*sample 0"),
+        (
+            sn.Event(lambda t, y: y[:, 0] - y.mean()),
+            ValueError,
+            r"event\[0\]\.fn: the value of sample 1 depends.*sample 0",
+        ),
         (
             sn.Event(lambda t, y: y[:, 0] - 0.5, reset=lambda t, y: y[:, :1]),
             ValueError,

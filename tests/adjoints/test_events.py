@@ -275,8 +275,17 @@ def test_gradients_of_hybrid_systems(
 # Compiled steps
 
 
-@pytest.mark.parametrize("moving", [True, False], ids=["ts", "fixed"])
-@pytest.mark.parametrize("adjoint", [*DISCRETE, *CONTINUOUS])
+QUICK = {("direct", True), ("direct", False), ("replay", False), ("backsolve", False)}
+
+
+@pytest.mark.parametrize(
+    ("adjoint", "moving"),
+    [
+        pytest.param(adjoint, moving, marks=[] if (adjoint, moving) in QUICK else pytest.mark.slow)
+        for adjoint in (*DISCRETE, *CONTINUOUS)
+        for moving in (True, False)
+    ],
+)
 def test_compiled_gradients_are_those_of_eager_steps(
     adjoint: str, moving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

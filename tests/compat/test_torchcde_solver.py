@@ -13,6 +13,7 @@ from observations import series
 from torch import Tensor, nn
 
 import seminode.compat.torchcde as ours
+from seminode.compat import torchdiffeq
 
 pytestmark = pytest.mark.filterwarnings("ignore::seminode.DriftWarning")
 
@@ -70,7 +71,7 @@ def start(batch: tuple[int, ...] = (2,), hidden: int = 3) -> Tensor:
 
 def gradients(zs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
     zs = (zs,) if isinstance(zs, Tensor) else zs
-    return torch.autograd.grad(sum(z.sin().sum() for z in zs), inputs, allow_unused=True)
+    return torch.autograd.grad(torch.stack([z.sin().sum() for z in zs]).sum(), inputs, allow_unused=True)
 
 
 def compare(run: Callable[[Any], tuple[Any, ...]], **tolerance: Any) -> None:
@@ -278,6 +279,22 @@ def test_a_field_that_is_a_function() -> None:
         torch.testing.assert_close(adjoint, direct, **CLOSE)
 
 
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_torchcde_itself_over_the_torchdiffeq_drop_in(adjoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its splines are views of the coefficients, which are named in `adjoint_params`."""
+    results = []
+    for module in (theirs.solver.torchdiffeq, torchdiffeq):
+        monkeypatch.setattr(theirs.solver, "torchdiffeq", module)
+        coeffs = coefficients(theirs).requires_grad_()
+        X, field, z0 = theirs.CubicSpline(coeffs), Field(), start()
+        more: dict[str, Any] = {"adjoint_params": (*field.parameters(), coeffs)} if adjoint else {}
+        zs = theirs.cdeint(X, field, z0, TS, adjoint=adjoint, **TIGHT, **more)
+        results.append((zs, *gradients(zs, (z0, field.weight, coeffs))))
+    for expected, result in zip(*results, strict=True):
+        assert float(result.abs().max()) > 0.01
+        torch.testing.assert_close(result, expected, **CLOSE)
+
+
 # The backend torchsde
 
 
@@ -302,7 +319,7 @@ def test_methods_of_torchsde(kind: str, noise: str, methods: list[str | None], a
 
         def run(torchcde: Any, method: str | None = method) -> tuple[Any, ...]:
             X, field, z0 = interpolation(torchcde, coefficients(torchcde)), Field(), start()
-            field.sde_type, field.noise_type = kind, noise
+            vars(field).update(sde_type=kind, noise_type=noise)
             ts = torch.tensor([0.0, 1.0, 2.5], dtype=torch.float64)
             options: dict[str, Any] = {"backend": "torchsde", "method": method, "dt": 0.125}
             zs = torchcde.cdeint(X, field, z0, ts, adjoint=adjoint, **options)

@@ -79,6 +79,35 @@ def test_field_differentiates_inside_no_grad_and_under_func(separable: bool) -> 
     torch.testing.assert_close(tangent, jacobians.sum(-1))
 
 
+def test_leapfrog_is_the_default_with_fixed_steps() -> None:
+    fixed: Any = {"controller": sn.FixedStep(0.1)}
+    x0, ts = states(), torch.linspace(0.0, 10.0, 21, dtype=torch.float64)
+    with torch.no_grad():
+        model = small(**fixed)
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+        xs = model(x0, ts)
+        assert model.stats[0].checks == 0  # the model knows that it is separable
+        assert torch.equal(xs, sn.solve(model.field, x0, ts, solver=sn.Leapfrog(), **fixed).ys)
+        error = (model.energy(xs) - model.energy(x0)).abs().max()
+        assert 1e-9 < float(error) < 1e-3
+        for options, separable in (
+            ({}, True),
+            (fixed, False),
+            ({**fixed, "solver": "rk4"}, True),
+            ({**fixed, "adjoint": sn.Backsolve()}, True),
+            ({**fixed, "adjoint": "interpolating"}, True),
+        ):
+            model = small(separable, **options)
+            expected = sn.solve(model.field, x0, [0.0, 1.0], **options).ys
+            assert torch.equal(model(x0, [0.0, 1.0]), expected)
+    model, x = small(**fixed, adjoint="reversible"), states(2).requires_grad_()
+    model(x, [0.0, 1.0])[-1].sum().backward()
+    expected, y = small(**fixed), states(2).requires_grad_()
+    expected(y, [0.0, 1.0])[-1].sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-10, atol=1e-12)
+
+
 def test_gradients_through_a_solve() -> None:
     model, x0 = small(rtol=1e-8, atol=1e-10, adjoint=sn.Replay()), states(2).requires_grad_()
     names = ("field.kinetic.0.weight", "field.potential.2.bias")

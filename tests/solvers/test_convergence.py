@@ -29,8 +29,8 @@ def field(t: Tensor, y: Tensor) -> Tensor:
     return torch.stack([speed * v, -speed * u])
 
 
-#: Solvers of any equation that step by themselves; others have tests of their own.
-GENERAL = [name for name, kind in BY_NAME.items() if kind.general]
+#: Explicit solvers of any equation that step by themselves; others have tests of their own.
+GENERAL = [name for name, kind in BY_NAME.items() if kind.general and not kind.implicit]
 
 #: Numbers of steps at which errors are neither above the asymptotic range nor below rounding.
 STEPS = {1: (400, 1600), 2: (100, 800), 3: (80, 640), 4: (40, 320), 5: (200, 800), 8: (28, 70)}
@@ -70,7 +70,9 @@ def test_order_of_the_solution(name: SolverName) -> None:
         sol = run(name, n)
         return float((sol.ys - exact(sol.ts)).abs().max())
 
-    assert slope(*STEPS[order], error) == pytest.approx(order, abs=0.2)
+    # The leading error of the 3/8 rule is small here, and dominates late.
+    steps = (160, 640) if name == "rk38" else STEPS[order]
+    assert slope(*steps, error) == pytest.approx(order, abs=0.2)
 
 
 @pytest.mark.parametrize("name", GENERAL)

@@ -181,7 +181,7 @@ def test_without_scipy_the_error_says_how_to_install_it(monkeypatch: pytest.Monk
         (lambda: sn.SciPy(first_step=0.0), "first_step: expected a number above 0, found 0.0"),
         (lambda: sn.SciPy(max_step=-1.0), "max_step: expected a number above 0"),
         (lambda: sn.SciPy("RK45", min_step=0.1), "min_step: only LSODA has a smallest step, found method 'RK45'"),
-        (lambda: sn.SciPy(min_step=-1.0), "min_step: expected a number from 0 to max_step"),
+        (lambda: sn.SciPy(min_step=-1.0), "min_step: expected a number above 0, found -1.0"),
         (
             lambda: sn.solve(swing, Y0, [0.0, 1.0], solver="scipy", controller=sn.FixedStep(0.1)),
             "controller: solver 'scipy' controls its error itself",

@@ -313,6 +313,28 @@ def test_states_and_options_that_do_not_fit_are_refused(y0: Any, options: dict[s
         sn.solve(lambda t, y: y, y0, [0.0, 1.0], **all_options)
 
 
+def test_transforms_need_a_declaration() -> None:
+    x0 = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def last(x: Tensor, **options: Any) -> Tensor:
+        field = lambda t, y: torch.cat([y[..., 2:], -torch.sin(y[..., :2])], -1)
+        more: Any = {"controller": sn.FixedStep(0.1), "save": "last", "adjoint": sn.Direct()}
+        return sn.solve(field, x, [0.0, 1.0], solver=sn.Leapfrog(**options), **more).ys[0]
+
+    torch.testing.assert_close(torch.func.vmap(lambda x: last(x, separable=True))(x0), last(x0))
+    with pytest.raises(
+        ValueError, match=r"torch.func does not allow; if it is, pass solver=sn.Leapfrog\(separable=True\)"
+    ):
+        torch.func.vmap(last)(x0)
+
+
+def test_compilation_is_refused_with_a_warning() -> None:
+    options: Any = {"solver": "leapfrog", "controller": sn.FixedStep(0.1)}
+    with pytest.warns(sn.CompileWarning, match="leapfrog"):
+        compiled = sn.solve(driven, start(), [0.0, 1.0], compile=True, **options).ys
+    torch.testing.assert_close(compiled[0], sn.solve(driven, start(), [0.0, 1.0], **options).ys[0])
+
+
 def test_continuous_adjoints_need_a_solver_of_their_own() -> None:
     q = Q.clone().requires_grad_()
     options: Any = {"solver": "leapfrog", "controller": sn.FixedStep(0.01)}

@@ -171,7 +171,7 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
         return Integral()
     if not isinstance(controller, Controller):
         raise TypeError(f"controller: expected a Controller, found {described(controller)}")
-    if controller.adaptive and solver.error_order is None:
+    if controller.adaptive and solver.error_order is None and not solver.external:
         raise ValueError(
             f"controller: {type(controller).__name__} needs an error estimate, which solver {solver.name!r} "
             "does not have; use sn.FixedStep or an adaptive solver such as 'dopri5'"
@@ -356,10 +356,11 @@ def check_count(name: str, count: Any, least: int = 1) -> int:
     return count
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: Any) -> dict[str, bool]:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected True or False, found {value!r}")
+    return flags
 
 
 def described(thing: Any) -> str:

@@ -36,8 +36,8 @@ def separable(problem: Problem, solver: Symplectic, run: Callable[[Problem], For
         return run(problem)
     if transforms_active():
         raise ValueError(
-            f"solver: {solver.name!r} looks at values of the field to see whether it is separable, which torch.func does "
-            f"not allow; if it is, pass solver=sn.{type(solver).__name__}(separable=True)"
+            f"solver: {solver.name!r} looks at values of the field to see whether it is separable, which torch.func "
+            f"does not allow; if it is, pass solver=sn.{type(solver).__name__}(separable=True)"
         )
     checks = refuse_inseparable(problem, solver)
     result = run(problem)
@@ -63,8 +63,8 @@ def refuse_state(problem: Problem, solver: Symplectic) -> None:
         )
     if problem.jumps and solver.reaches_outside:
         raise ValueError(
-            f"jumps: solver {solver.name!r} evaluates the field at times outside of a step, which may lie beyond a jump; "
-            "pass solver='leapfrog'"
+            f"jumps: solver {solver.name!r} evaluates the field at times outside of a step, which may lie beyond a "
+            "jump; pass solver='leapfrog'"
         )
 
 
@@ -98,8 +98,9 @@ def refuse_inseparable(problem: Problem, solver: Symplectic) -> int:
 def _refuse(solver: Symplectic, reason: str) -> None:
     raise ValueError(
         f"solver: {solver.name!r} needs a separable Hamiltonian system, q′ = v(t, p) and p′ = F(t, q), but {reason}. "
-        "Pass solver='implicit_midpoint', which is symplectic for all Hamiltonian systems, or check the order of q and p "
-        f"and the dimension that holds them; if the field is separable, pass sn.{type(solver).__name__}(separable=True)"
+        "Pass solver='implicit_midpoint', which is symplectic for all Hamiltonian systems, or check the order of q and "
+        f"p and the dimension that holds them; if the field is separable, pass "
+        f"sn.{type(solver).__name__}(separable=True)"
     )
 
 

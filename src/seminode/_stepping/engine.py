@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from .._field.capture import Evaluation
+from .._field.accounting import Evaluation
 from .._field.determinism import Determinism
 from .._field.field import Field, as_time
 from .._field.linearisation import Linearisation
@@ -122,7 +122,7 @@ class EagerEvaluator:
     ) -> Jacobian:
         self.counter.jacobians += 1
         if function is not None:
-            time = torch.full((), t, dtype=self._dtype, device=self._device)
+            time = as_time(t, self._dtype, self._device)
             state = self._field.layout.unpack(y.to(self._field.dtype))
             return given_jacobian(function(time, state, *self._field.args), y, linear_solver)
         linearisation = Linearisation.of(partial(self, t), y)

@@ -88,7 +88,7 @@ class EventSearch:
                 self._corrections = []
                 self._aim_at(crossing)
                 return True
-            self._end = plan.t1, values
+            self._end, self._corrections = (plan.t1, values), []
             return False
 
     def _begin(self, step: Step) -> None:
@@ -108,7 +108,7 @@ class EventSearch:
         """The first root of any event function on the polynomial of the step, and the values at its end."""
         plan = step.plan
         times = [plan.t0 + x * plan.dt for x in NODES[1:-1]]
-        states = [*step.at(times).detach().unbind(0), step.y1.detach()]
+        states = [*step.along(NODES[1:-1]).detach().unbind(0), step.y1.detach()]
         found: Crossing | None = None
         ends: list[float] = []
         for i, function in enumerate(self._functions):
@@ -135,27 +135,32 @@ class EventSearch:
         start = self._values[i]
 
         def g(x: float) -> float:
-            return self._value(i, t0 + x * dt, step.at([t0 + x * dt])[0].detach())
+            return self._value(i, t0 + x * dt, step.along([x])[0].detach())
 
-        if not self._zero_at_start(i, (later[0] - start) / (NODES[1] * dt)):
+        if not self._zero_at_start(i, step, (later[0] - start) / (NODES[1] * dt)):
             return g, [start, *later]
-        values = [(v - start) / x for x, v in zip(NODES[1:], later, strict=True)]
-        return (lambda x: (g(x) - start) / x), [dt * self._start_slope(i, step), *values]
+        slope = dt * self._start_slope(i, step)
+        values = [slope, *((v - start) / x for x, v in zip(NODES[1:], later, strict=True))]
+        return (lambda x: (g(x) - start) / x if x != 0.0 else slope), values
 
-    def _zero_at_start(self, i: int, slope: float) -> bool:
+    def _zero_at_start(self, i: int, step: Step, slope: float) -> bool:
         """Whether an event that has just fired, or any at the start of the solve, is at its zero still."""
         start = abs(self._values[i])
         if start == 0.0:
             return True
         if self._begun and i not in self._zero:
             return False
-        return start <= 2.0 * self._zero.get(i, 0.0) + abs(slope) * 16.0 * self._eps * self._schedule.span
+        # What rounding makes of a zero: neither the first step nor the end of the solve alone gives the scale of time.
+        scale = min(self._schedule.span, 1e3 * abs(step.plan.dt))
+        return start <= 2.0 * self._zero.get(i, 0.0) + abs(slope) * 16.0 * self._eps * scale
 
     def _landed(self, step: Step, ratio: float, crossing: Crossing | None) -> bool:
         """Whether a step to the place aimed at is there, or the place has to be corrected; else it is no event."""
         assert self._aim is not None
         plan, index = step.plan, self._aim.event
         value, slope = self._value(index, plan.t1, step.y1.detach()), self._slope(index, step)
+        if self._zero_at_start(index, step, slope):
+            value -= self._values[index]  # what is left of the zero at the start may hide one that follows at once
         correction = -value / slope if slope != 0.0 else math.inf
         previous = self._corrections[-1] if self._corrections else math.inf
         self._corrections.append(abs(correction))
@@ -186,7 +191,7 @@ class EventSearch:
                 if (
                     slope == 0.0
                     or not near
-                    or self._zero_at_start(i, slope)
+                    or self._zero_at_start(i, step, slope)
                     or function.event.direction not in (0, 1 if rising else -1)
                 ):
                     continue
@@ -201,9 +206,9 @@ class EventSearch:
     def _slope(self, i: int, step: Step) -> float:
         """dg/dt at the end of the step, by a difference of second order along its polynomial."""
         plan, h = step.plan, self._eps ** (1.0 / 3.0)
-        times = [plan.t1 - 2.0 * h * plan.dt, plan.t1 - h * plan.dt, plan.t1]
-        states = step.at(times).detach()
-        a, b, c = (self._value(i, t, y) for t, y in zip(times, states, strict=True))
+        xs = (1.0 - 2.0 * h, 1.0 - h, 1.0)
+        states = step.along(xs).detach()
+        a, b, c = (self._value(i, plan.t0 + x * plan.dt, y) for x, y in zip(xs, states, strict=True))
         return (3.0 * c - 4.0 * b + a) / (2.0 * h * plan.dt)
 
     def _start_slope(self, i: int, step: Step) -> float:
@@ -218,13 +223,16 @@ class EventSearch:
             total = 0.0 if of_t is None else of_t.item()
             k1 = step.slopes[0].detach()
             return total if of_y is None else total + torch.vdot(of_y.reshape(-1), k1.reshape(-1)).real.item()
-        h = math.sqrt(self._eps) * dt
-        return (self._value(i, t0 + h, step.at([t0 + h])[0].detach()) - self._values[i]) / h
+        h = math.sqrt(self._eps)
+        return (self._value(i, t0 + h * dt, step.along([h])[0].detach()) - self._values[i]) / (h * dt)
 
     def _slope_scale(self, i: int, step: Step) -> float:
-        times = [step.plan.t0 + x * step.plan.dt for x in NODES[1:-1]]
-        states = step.at(times).detach()
-        values = [self._values[i], *(self._value(i, t, y) for t, y in zip(times, states, strict=True))]
+        plan, inner = step.plan, NODES[1:-1]
+        states = step.along(inner).detach()
+        values = [
+            self._values[i],
+            *(self._value(i, plan.t0 + x * plan.dt, y) for x, y in zip(inner, states, strict=True)),
+        ]
         return max(map(abs, values)) / abs(step.plan.dt)
 
     def _value(self, i: int, t: float, y: Tensor) -> float:

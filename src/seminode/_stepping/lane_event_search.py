@@ -18,7 +18,8 @@ from .._field.event_function import EventFunction
 from .._field.pytree import real_dtype
 from .event_search import CORRECTIONS, NODES
 from .interpolation import weights_at
-from .lanes import LanePlan, LaneSchedule, column, mask
+from .lane_plan import LanePlan, column, mask
+from .lanes import LaneSchedule
 from .roots import Bracket, Search, parabola, run_together, search_bracket, search_root, vertex
 from .step import Step
 
@@ -86,7 +87,9 @@ class LaneEventSearch:
         self._known = torch.full_like(numbers, torch.nan)  # the times at which `_values` are those of the functions
         self._values = torch.zeros(shape, dtype=torch.float64)
         self._end = torch.full_like(numbers, torch.nan), self._values  # the same at the ends of the latest steps
-        self._zero = torch.full(shape, -1.0, dtype=torch.float64)  # how small functions are whose events have just fired
+        self._zero = torch.full(
+            shape, -1.0, dtype=torch.float64
+        )  # how small functions are whose events have just fired
         self._begun = torch.zeros(lanes, dtype=torch.bool)  # whether a step was accepted, or an event found
         self._aim, self._event = self._known, torch.full((lanes,), NONE)
         self._previous, self._corrections = torch.full_like(numbers, torch.inf), numbers
@@ -147,6 +150,7 @@ class LaneEventSearch:
             if bool((discarded | landed | missed).any()):
                 schedule.withhold(plan, discarded, landed, missed)
             accepted = looked_at & ~discarded & ~landed & ~broken
+            self._restart(accepted)
             self._end = torch.where(accepted, plan.t1, torch.nan), samples[:, -1]
             schedule.fail(broken, 0)
         return False
@@ -179,7 +183,7 @@ class LaneEventSearch:
         for i in _indices(suspect.any(1)):
             columns, direction = values[i].T.tolist(), self._functions[i].event.direction
             searches = {lane: search_crossing(columns[lane], direction) for lane in _indices(suspect[i])}
-            for lane, crossing in run_together(searches, self._evaluation(i, path, divided[i])).items():
+            for lane, crossing in run_together(searches, self._evaluation(i, path, divided[i], values[i, 0])).items():
                 last = 1.0 if crossing is None else crossing[0]
                 if not all(math.isfinite(v) for x, v in zip(NODES, columns[lane], strict=True) if x <= last):
                     broken[lane] = True
@@ -191,16 +195,20 @@ class LaneEventSearch:
         return time, event, broken
 
     def _evaluation(
-        self, i: int, path: Polynomial, divided: Tensor
+        self, i: int, path: Polynomial, divided: Tensor, first: Tensor
     ) -> Callable[[Mapping[int, float]], Mapping[int, float]]:
-        """An event function as a function of x = (t − t0)/dt in some lanes, which are evaluated together."""
+        """An event function as a function of x = (t − t0)/dt in some lanes, which are evaluated together.
+
+        `first` are the values at x = 0, where a zero is divided out.
+        """
         start = self._values[i]
 
         def evaluate(places: Mapping[int, float]) -> Mapping[int, float]:
             x = torch.full_like(start, 0.5)
             x[list(places)] = torch.tensor(list(places.values()), dtype=x.dtype)
             value = self._value(i, path.time(x), path.at(x))
-            numbers = torch.where(divided, (value - start) / x, value).tolist()
+            quotient = torch.where(x == 0.0, first, (value - start) / x)
+            numbers = torch.where(divided, quotient, value).tolist()
             return {lane: numbers[lane] for lane in places}
 
         return evaluate
@@ -209,7 +217,7 @@ class LaneEventSearch:
         """The event functions at the nodes, (E, nodes, B), and where a zero at the start, which is no event, is divided
         out: the sign there is that of the slope."""
         start, dt = samples[:, 0], path.plan.dt
-        divided = looked_at & self._zero_at_start((samples[:, 1] - start) / (NODES[1] * dt))
+        divided = looked_at & self._zero_at_start(path.plan, (samples[:, 1] - start) / (NODES[1] * dt))
         if not bool(divided.any()):
             return samples, divided
         quotients = (samples - start.unsqueeze(1)) / torch.tensor(NODES, dtype=samples.dtype).unsqueeze(1)
@@ -217,10 +225,11 @@ class LaneEventSearch:
             quotients[i, 0] = dt * self._start_slope(i, path)
         return torch.where(divided.unsqueeze(1), quotients, samples), divided
 
-    def _zero_at_start(self, slope: Tensor) -> Tensor:
+    def _zero_at_start(self, plan: LanePlan, slope: Tensor) -> Tensor:
         """Where an event that has just fired, or any at the start of the solve, is at its zero still, (E, B)."""
         start, zero = self._values.abs(), self._zero
-        near = start <= 2.0 * zero.clamp(min=0.0) + slope.abs() * 16.0 * self._eps * self._span
+        scale = torch.minimum(self._span, 1e3 * plan.dt.abs())
+        near = start <= 2.0 * zero.clamp(min=0.0) + slope.abs() * 16.0 * self._eps * scale
         return (start == 0.0) | (near & (~self._begun | (zero >= 0.0)))
 
     def _landed(
@@ -230,7 +239,9 @@ class LaneEventSearch:
         the place, to what."""
         plan, event = path.plan, self._event.clamp(min=0)
         slopes = torch.stack([self._slope(i, path, samples[i, -1]) for i in range(len(self._functions))])
-        value, slope = (x.gather(0, event.unsqueeze(0))[0] for x in (samples[:, -1], slopes))
+        # What is left of a zero at the start may hide one that follows at once.
+        ends = samples[:, -1] - torch.where(self._zero_at_start(plan, slopes), self._values, 0.0)
+        value, slope = (x.gather(0, event.unsqueeze(0))[0] for x in (ends, slopes))
         correction = torch.where(slope == 0.0, torch.inf, -value / slope)
         size, previous = correction.abs(), self._previous
         self._previous = torch.where(at_aim, size, previous)
@@ -258,7 +269,7 @@ class LaneEventSearch:
         directions = torch.tensor([function.event.direction for function in self._functions]).unsqueeze(1)
         near = values.abs() <= slopes.abs() * self._resolution(plan)
         passes = (directions == 0) | (slopes * plan.dt * directions > 0.0)
-        return (slopes != 0.0) & near & passes & ~self._zero_at_start(slopes)
+        return (slopes != 0.0) & near & passes & ~self._zero_at_start(plan, slopes)
 
     def _resolution(self, plan: LanePlan) -> Tensor:
         """Event times that are closer than this are the same."""
@@ -326,7 +337,12 @@ def _indices(condition: Tensor) -> list[int]:
     return condition.nonzero().flatten().tolist()
 
 
+def ulp(x: Tensor) -> Tensor:
+    """The distance of neighbouring floats."""
+    size = x.abs()
+    return torch.nextafter(size, torch.full_like(size, torch.inf)) - size
+
+
 def spacing(plan: LanePlan) -> Tensor:
     """The distance of neighbouring floats at the times of a step."""
-    size = torch.maximum(plan.t0.abs(), plan.t1.abs())
-    return torch.nextafter(size, torch.full_like(size, torch.inf)) - size
+    return ulp(torch.maximum(plan.t0.abs(), plan.t1.abs()))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._field.pytree import real_dtype
 from ..solvers.base import Solver
-from .lanes import SMALL, LanePlan, mask
+from .lane_plan import SMALL, LanePlan, mask
 from .observers import Observer
 
 #: How many steps wait for their outputs at most, and how many bytes they may hold meanwhile.
@@ -312,11 +312,13 @@ class LaneSampler(Observer):
     def _flush(self) -> None:
         if not self._waiting:
             return
-        plans, starts, ends, slopes = zip(*self._waiting, strict=True)
-        rows, counts = self._outputs.claim(list(plans), self.count)
-        if len(rows.cells):
+        rows, counts = self._outputs.claim([plan for plan, *_ in self._waiting], self.count)
+        passing = [waiting for waiting, count in zip(self._waiting, counts, strict=True) if count]
+        if passing:
+            plans, starts, ends, slopes = zip(*passing, strict=True)
             polynomial = self._outputs.polynomial(self._solver, list(slopes)) if self._outputs.inside else None
             dt = _joined([plan.dt for plan in plans])
+            rows = _renumbered(rows, counts, len(starts[0]))
             self._pieces.append(values(_joined(starts), _joined(ends), dt, polynomial, rows))
         for step, count in zip(self._numbers, counts, strict=True):
             self._close(step, count)
@@ -330,6 +332,14 @@ class LaneSampler(Observer):
             self._pieces.append(self._end)
             self.count += len(self._end)
         return torch.cat(self._pieces)
+
+
+def _renumbered(rows: Rows, counts: list[int], lanes: int) -> Rows:
+    """The rows with cells of those steps only that have any."""
+    if all(counts):
+        return rows
+    step = torch.repeat_interleave(torch.tensor([count for count in counts if count]))
+    return rows._replace(cells=step * lanes + rows.lanes)
 
 
 def _joined(tensors: Any) -> Tensor:

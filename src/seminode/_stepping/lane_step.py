@@ -15,7 +15,8 @@ from ..norms import ErrorNorm
 from ..solvers.base import Memory, Solver
 from .engine import Engine
 from .lane_outputs import Rows
-from .lanes import LanePlan, LaneSchedule, Rest, mask
+from .lane_plan import LanePlan, Rest, mask
+from .lanes import LaneSchedule
 from .step import Step
 
 

@@ -7,141 +7,25 @@ in `schedule`.
 
 from __future__ import annotations
 
-import itertools
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..controllers import Controller, Verdict
+from ..controllers import Controller
 from ..errors import MaxStepsReached, NonFiniteState, SolveError, StepSizeUnderflow, ZenoBehaviour
 from ..solution import PerSample, Status
 from .elementwise import select
-from .lane_control import CompiledControl, Proposed, advance, compiled_control, propose
+from .lane_control import CompiledControl, Proposed, advance, compiled_control, each_lane, propose
+from .lane_places import Marks, Stops, rounding
+from .lane_plan import LanePlan, Rest
 
 #: What fails a lane. The order is that of severity, for the error that names all of them.
 ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached, ZenoBehaviour)
 #: How many steps are counted at once.
 COUNTED = 256
-#: Up to how many entries a sample is small.
-SMALL = 32
 #: How many samples an error message names.
 NAMED = 8
-
-
-class Rest(NamedTuple):
-    """Where failed lanes are left: states and times at which the field is known to be finite."""
-
-    y: Tensor
-    times: Tensor
-
-
-class LanePlan:
-    """One step of all lanes before it is taken; as [`Plan`][seminode._stepping.schedule.Plan], with tensors.
-
-    When it has been judged, `settle` removes the lanes that do not move: rejected ones get a step of length 0. A plan
-    that is taken again on a backward pass thus needs no mask.
-    """
-
-    __slots__ = (
-        "bounds",
-        "crosses_jump",
-        "dt",
-        "failing",
-        "final",
-        "floating",
-        "lands",
-        "moved",
-        "proposal",
-        "proposed",
-        "rest",
-        "t0",
-        "t1",
-        "unanimous",
-    )
-
-    def __init__(self, t0: Tensor, t1: Tensor, dt: Tensor, proposal: Tensor, proposed: Proposed, running: Tensor):
-        self.t0, self.t1, self.dt = t0, t1, dt
-        self.proposal, self.proposed = proposal, proposed
-        self.lands, self.final = proposed.lands, proposed.final
-        self.floating: Tensor | None = None  # all of them
-        self.bounds: tuple[Tensor, Tensor] | None = None  # of the times handed to the field
-        self.crosses_jump = False  # any of them
-        #: Which lanes take their step, and whether those are all that are running: until it is judged, all of them.
-        self.moved = running
-        self.unanimous = True
-        #: Which lanes fail here, if any does. They go on, at rest, from `rest`.
-        self.failing: Tensor | None = None
-        self.rest: Rest | None = None
-
-    @property
-    def landing(self) -> bool:
-        """The schedule of the lanes checks the lengths of their steps itself."""
-        return True
-
-    @property
-    def time(self) -> float:
-        """A time for messages: that of the first lane that moves."""
-        moving = self.t0[self.moved]
-        return float(moving[0] if len(moving) else self.t0[0])
-
-    def stage_time(self, c: float) -> Tensor:
-        """The times of a stage at node c."""
-        t = self.t1 if c == 1.0 else self.t0 if c == 0.0 else torch.add(self.t0, self.dt, alpha=c)
-        return t if self.bounds is None else torch.minimum(torch.maximum(t, self.bounds[0]), self.bounds[1])
-
-    def clock(self) -> Tensor:
-        """Step sizes, both ends and the bounds of times, for a compiled program."""
-        bounds = _unbounded(len(self.dt)) if self.bounds is None else self.bounds
-        return torch.stack([self.dt, self.t0, self.t1, *bounds])
-
-    def length(self, like: Tensor) -> Tensor:
-        """The step sizes as a tensor that broadcasts against the state."""
-        dt = column(self.dt, like)
-        # Small ones in full: kernels that need not broadcast are faster.
-        return dt.expand(like.shape).contiguous() if like.numel() <= SMALL * len(like) else dt
-
-    def enter(self, y: Tensor) -> Tensor:
-        """The states from which the step starts: failing lanes go to rest."""
-        if self.failing is None or self.rest is None:
-            return y
-        return torch.where(mask(self.failing, y), self.rest.y, y)
-
-    def settle(self, accept: Tensor, unanimous: bool) -> None:
-        """Only lanes in `accept` take the step."""
-        self.moved, self.unanimous = accept, unanimous
-        if unanimous:
-            return
-        self.t1 = torch.where(accept, self.t1, self.t0)
-        self.dt = self.t1 - self.t0
-        self.final = self.final & accept
-
-    def fail(self, failing: Tensor, rest: Rest) -> None:
-        """Put lanes to rest, at which the field is finite: they keep the shape of the batch, and nothing else."""
-        self.failing = failing if self.failing is None else self.failing | failing
-        self.rest = rest
-        self.t0 = torch.where(failing, rest.times, self.t0)
-        self.t1 = torch.where(failing, rest.times, self.t1)
-        self.dt = torch.where(failing, 0.0, self.dt)
-        self.final = self.final & ~failing
-
-
-@lru_cache(maxsize=4)
-def _unbounded(lanes: int) -> tuple[Tensor, Tensor]:
-    highest = torch.full((lanes,), torch.inf, dtype=torch.float64)
-    return -highest, highest
-
-
-def column(x: Tensor, like: Tensor) -> Tensor:
-    """One number per lane as a tensor that broadcasts against the state, in its real dtype and on its device."""
-    dtype = like.dtype.to_real() if like.is_complex() else like.dtype
-    return x.to(device=like.device, dtype=dtype).reshape(-1, *(1,) * (like.ndim - 1))
-
-
-def mask(x: Tensor, like: Tensor) -> Tensor:
-    """The same for a condition."""
-    return x.to(like.device).reshape(-1, *(1,) * (like.ndim - 1))
 
 
 class LaneSchedule:
@@ -226,16 +110,19 @@ class LaneSchedule:
 
     def begin(self, proposal: Tensor) -> None:
         """Set the first steps. Those of lanes that do not run are infinite, so that they land where they are."""
-        proposal = torch.maximum(proposal, 2.0 * self._smallest(0.0)).clamp(max=self.controller.dt_max)
+        proposal = torch.maximum(proposal, 2.0 * self._finest(0.0))
+        proposal = proposal.clamp(min=self.controller.dt_min).clamp(max=self.controller.dt_max)
         self._proposal = torch.where(self._running, proposal, self._idle)
 
+    def _finest(self, proposal: Tensor | float) -> Tensor:
+        return torch.maximum(rounding(self._s, self._s + proposal), 1e-30 * self._span)
+
     def _smallest(self, proposal: Tensor | float) -> Tensor:
-        finest = torch.maximum(rounding(self._s, self._s + proposal), 1e-30 * self._span)
-        return finest.clamp(min=self.controller.dt_min * (1.0 - 1e-12))
+        return self._finest(proposal).clamp(min=self.controller.dt_min * (1.0 - 1e-12))
 
     def probe_length(self, h: Tensor) -> Tensor:
         """A step to probe the field with: one that moves the clock."""
-        return torch.maximum(h, 2.0 * self._smallest(0.0))
+        return torch.maximum(h, 2.0 * self._finest(0.0))
 
     def next(self) -> LanePlan | None:
         """The next step of all lanes, or `None` if no lane is running."""
@@ -500,86 +387,6 @@ class LaneSchedule:
         )
 
 
-class Stops:
-    """What a schedule knows about lanes that stop at events: their ends are moved to the places where they stop."""
-
-    def __init__(self, end: Tensor):
-        self.end = end  # of the intervals
-        self.withheld: Tensor | None = None  # lanes that do not take the step which is judged next
-        self.held = torch.zeros_like(end, dtype=torch.bool)
-        self.place, self.proposal = end, torch.full_like(end, torch.inf)  # of lanes that are held
-
-    def withhold(
-        self, plan: LanePlan, accept: Tensor, verdict: Any, history: tuple[Any, ...]
-    ) -> tuple[Tensor, Verdict]:
-        """A verdict that leaves lanes which do not take the step as they are."""
-        lanes, self.withheld = self.withheld, None
-        if lanes is None:
-            return accept, verdict
-        proposal = select(lanes, plan.proposal, verdict.proposal)
-        past = tuple(select(lanes, old, new) for old, new in zip(history, verdict.history, strict=True))
-        return accept & ~lanes, Verdict(verdict.accept, proposal, past)
-
-
-class Marks:
-    """Places other than the ends at which steps must end: jumps and step-to times, the same for all lanes."""
-
-    def __init__(self, marks: dict[float, bool], start: Tensor):
-        ordered = sorted(marks)
-        self._s = torch.tensor([*ordered, torch.inf], dtype=torch.float64)
-        self._is_jump = torch.tensor([*(marks[s] for s in ordered), False])
-        self._next = torch.searchsorted(self._s, start, right=True)
-        self.on_jump = (self._s[(self._next - 1).clamp(min=0)] == start) & self._is_jump[(self._next - 1).clamp(min=0)]
-        self.floating = torch.ones_like(start, dtype=torch.bool)
-
-    @classmethod
-    def of(cls, controller: Controller, jumps: tuple[float, ...], sign: float, start: Tensor) -> Marks | None:
-        marks = {sign * t: False for t in controller.step_to} | {sign * t: True for t in jumps}
-        return cls(marks, start) if marks else None
-
-    def places(self, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the next step of each lane must end, and whether that is the end of its interval."""
-        mark = self._s[self._next]
-        return torch.minimum(mark, end), mark >= end
-
-    def next_is_jump(self, end: Tensor) -> Tensor:
-        return self._is_jump[self._next] & (self._s[self._next] <= end)
-
-    def pass_on(self, accept: Tensor, landed: Tensor, end: Tensor) -> Tensor:
-        """Move on to the next places. Which lanes are on a jump now."""
-        reached = landed & self.next_is_jump(end)
-        self.on_jump = torch.where(accept, reached, self.on_jump)
-        self._next = torch.where(landed, self._next + 1, self._next).clamp(max=len(self._s) - 1)
-        self.floating = self.floating & ~landed
-        return reached
-
-
 def mean_interval(times: Tensor) -> tuple[float, float]:
     """An interval as long as those of the lanes on average."""
     return 0.0, float((times[:, -1] - times[:, 0]).mean())
-
-
-def rounding(a: Tensor, b: Tensor) -> Tensor:
-    """A few times the distance of neighbouring floats between a and b."""
-    size = torch.maximum(a.abs(), b.abs())
-    return 4.0 * (torch.nextafter(size, torch.full_like(size, torch.inf)) - size)
-
-
-def each_lane(controller: Controller) -> Any:
-    """The controller's `judge` for tensors; that of a controller for numbers only is called for every lane."""
-    if vars(type(controller)).get("elementwise", False):
-        return controller.judge
-
-    def judge(dt: Tensor, proposal: Tensor, ratio: Tensor, order: int, history: tuple[Any, ...]) -> Verdict:
-        columns = [h.tolist() if isinstance(h, Tensor) else itertools.repeat(h) for h in history]
-        lanes = zip(dt.tolist(), proposal.tolist(), ratio.tolist(), strict=True)
-        pasts = zip(*columns, strict=False) if columns else itertools.repeat(())
-        verdicts = [
-            controller.judge(*lane, order, past) if lane[0] > 0.0 else Verdict(False, 0.0, past)
-            for lane, past in zip(lanes, pasts, strict=False)
-        ]
-        accept, proposals, histories = zip(*verdicts, strict=True)
-        past = tuple(torch.tensor(column, dtype=torch.float64) for column in zip(*histories, strict=True))
-        return Verdict(torch.tensor(accept), torch.tensor(proposals, dtype=torch.float64), past)  # type: ignore[arg-type]
-
-    return judge

@@ -9,12 +9,12 @@ from typing import NoReturn, Protocol
 from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
-from ..controllers import first_step
 from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
 from ..solvers.base import Memory
 from .combination import combine
 from .engine import Engine
+from .first_step import first_step
 from .observers import Observer
 from .schedule import Plan, Schedule
 from .step import Step
@@ -106,7 +106,8 @@ def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:
             raise NonFiniteState(f"{what} holds a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf)
 
 
-def _check_step(engine: Engine, step: Step) -> None:
+def refuse_failure(engine: Engine, step: Step) -> None:
+    """Raise an error if the solver could not compute a step that has to be taken."""
     plan = step.plan
     if step.failure is not None:
         raise _failure_of(engine)(
@@ -115,6 +116,11 @@ def _check_step(engine: Engine, step: Step) -> None:
             t=plan.t0,
             dt=plan.dt,
         )
+
+
+def _check_step(engine: Engine, step: Step) -> None:
+    refuse_failure(engine, step)
+    plan = step.plan
     if not step.is_finite():
         leaf = engine.layout.non_finite_leaf(step.y1.detach())
         raise NonFiniteState(

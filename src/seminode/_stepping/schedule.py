@@ -185,17 +185,21 @@ class Schedule:
     @property
     def smallest(self) -> float:
         """Below this a step cannot move the clock, or is not wanted."""
+        return max(self.finest, self.controller.dt_min * (1.0 - 1e-12))
+
+    @property
+    def finest(self) -> float:
+        """Below this a step cannot move the clock."""
         # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
-        finest = max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
-        return max(finest, self.controller.dt_min * (1.0 - 1e-12))
+        return max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
 
     def probe_length(self, h: float) -> float:
         """A step to probe the field with. It must move the clock, which is coarse where times are large."""
-        return max(h, 2.0 * self.smallest)
+        return max(h, 2.0 * self.finest)
 
     def begin(self, proposal: float) -> None:
         """Set the first step."""
-        self._proposal = min(max(proposal, 2.0 * self.smallest), self.controller.dt_max)
+        self._proposal = min(max(proposal, 2.0 * self.finest, self.controller.dt_min), self.controller.dt_max)
 
     def next(self) -> Plan | None:
         """The next step, or `None` at the end."""
@@ -269,6 +273,17 @@ class Schedule:
             if self._on_jump and self.controller.adaptive:
                 self._history = self._start_history  # the trend of the error ends at a jump
         return verdict.accept
+
+    def landings(self) -> list[Plan]:
+        """All steps of a solve that lands on every place, as on a grid: planning them one by one would cost more."""
+        plans: list[Plan] = []
+        t0, floating = self._sign * self._s, self._floating
+        for place in self._places:
+            t1 = self._sign * place.s
+            plan = self._plan_type(t0, t1, t1 - t0, math.inf, floating, True, place.is_end)
+            plans.append(self._guarded(plan, place.is_jump) if self._on_jump or place.is_jump else plan)
+            t0, floating, self._on_jump = t1, False, place.is_jump
+        return plans
 
     def _guarded(self, plan: Plan, ends_on_jump: bool) -> Plan:
         """Keep the times of the field's evaluations on the right side of jumps at the ends of the step."""

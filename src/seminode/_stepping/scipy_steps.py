@@ -129,8 +129,9 @@ class SciPySteps:
 
 def refuse_gradient() -> NoReturn:
     raise ValueError(
-        "adjoint: there is no derivative through the steps of SciPy's solvers; pass adjoint=sn.Backsolve(solver='dopri5', "
-        "controller=sn.Integral()) or another continuous adjoint with a solver of its own, or solve under torch.no_grad()"
+        "adjoint: there is no derivative through the steps of SciPy's solvers; pass adjoint=sn.Backsolve("
+        "solver='dopri5', controller=sn.Integral()) or another continuous adjoint with a solver of its own, or solve "
+        "under torch.no_grad()"
     )
 
 

@@ -102,11 +102,16 @@ def completed(
     if end_slope:
         end = evaluate(1.0, result.y1, stage=solver.stages)
         slopes = [*slopes, end]
-    # The estimate is only looked at, so it carries no derivative with respect to dt.
-    plain = dt.value if isinstance(dt, MovingStep) else dt
     if not error:
         return Attempt(result, end, None)
-    return Attempt(result, end, solver.error(plain, slopes) if result.error is None else result.error)
+    # The estimate is only looked at, so it carries no derivative, neither with respect to dt.
+    plain = dt.value if isinstance(dt, MovingStep) else dt
+    if result.error is not None:
+        return Attempt(result, end, result.error)
+    if not torch.is_grad_enabled():
+        return Attempt(result, end, solver.error(plain, slopes))
+    with torch.no_grad():
+        return Attempt(result, end, solver.error(plain, slopes))
 
 
 class Step:
@@ -239,6 +244,10 @@ class Step:
             ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
             xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
         return evaluate(self._matrix, self.y0, self.dt, self.interpolated(), xs)
+
+    def along(self, xs: Sequence[float]) -> Tensor:
+        """The step's polynomial at positions x from 0 to 1, stacked; finer than times can tell apart."""
+        return evaluate(self._solver.interpolant, self.y0, self.plan.dt, self.interpolated(), xs)
 
     def coefficients(self) -> Tensor:
         """The step's polynomial in x = (t − t0)/dt, constant first."""

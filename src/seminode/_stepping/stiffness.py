@@ -38,8 +38,8 @@ def stiffness(engine: Engine, plan: Plan, y: Tensor) -> str | None:
     if not (real < 0.0 and BOUNDARY[0] < size * abs(plan.dt) < BOUNDARY[1]):
         return None
     return (
-        f"The problem looks stiff: the Jacobian of the field has an eigenvalue of about {found:.2g}, and eigenvalue × dt "
-        f"= {found * plan.dt:.2g} is at the stability boundary of {solver.name!r}. Take solver='kvaerno5', or "
+        f"The problem looks stiff: the Jacobian of the field has an eigenvalue of about {found:.2g}, and eigenvalue × "
+        f"dt = {found * plan.dt:.2g} is at the stability boundary of {solver.name!r}. Take solver='kvaerno5', or "
         "'kvaerno3' at loose tolerances."
     )
 

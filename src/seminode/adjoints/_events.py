@@ -1,11 +1,7 @@
 """Solves with events: a chain of ordinary solves, each of which ends where the step that lands on an event begins.
 
-Every stretch between events is differentiated by the adjoint of the solve. The landing step is a graph of its own. It
-defines the event time tₑ as the root of r(τ) = g(τ, Φ(τ)), where Φ(τ) is the end of a step to τ:
-
-    dtₑ = −dr / (dr/dτ),    yₑ = Φ(tₑ),    later times move with tₑ
-
-so that the gradient is that of the steps that were taken, and autograd chains the stretches.
+Every stretch between events is differentiated by the adjoint of the solve, and the landing step is a graph of its own
+(`_landing.py`). The times of a stretch move with the event at its start. Autograd chains stretches, steps and resets.
 """
 
 from __future__ import annotations
@@ -18,28 +14,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from .._compile.torch_private import transforms_active
-from .._field.capture import restricted
 from .._field.determinism import Determinism
 from .._field.event_function import EventFunction
 from .._field.pytree import is_finite, real_dtype
 from .._field.reach import reachable
-from .._stepping.engine import Engine, eager_engine
 from .._stepping.event_search import Landing
 from .._stepping.problem import Problem
 from .._stepping.roots import sign
-from .._stepping.schedule import Plan
-from .._stepping.step import Step, TimeShifts
+from .._stepping.step import TimeShifts
 from ..errors import NonFiniteState, SolveError, ZenoBehaviour
 from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
+from ._landing import differentiable_landing
 from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of, wide_dtype
 
-#: An event that occurs this often in a row, each time within CLOSE times the interval of the solve, gets nowhere.
-ZENO, CLOSE = 10, 1e-9
+#: An event that occurs this often in a row after an ever shorter time, below CLOSE times that since the start, gets
+#: nowhere.
+ZENO, CLOSE = 3, 1e-9
 
 
 def run_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:
@@ -78,14 +72,6 @@ def check_differentiable(forward: ForwardPass, t: Tensor) -> list[Tensor]:
     return values
 
 
-def landing_engine(problem: Problem, forward: ForwardPass, y: Tensor, shifts: Any) -> Engine:
-    """What takes landing steps: eagerly, with a graph where that is asked for."""
-    field = problem.field
-    if problem.params is not None:
-        field = field.bind(func=restricted(field.func, problem.params))
-    return eager_engine(field, problem.solver, y, forward.determinism, forward.log, shifts=shifts)
-
-
 class LandedStep(NamedTuple):
     """The step that lands on an event, differentiable where that was asked for."""
 
@@ -94,41 +80,6 @@ class LandedStep(NamedTuple):
     y: Tensor
     outputs: Tensor  # those inside the step and at its end
     coefficients: Tensor | None
-
-
-class LandingShifts:
-    """Shifts of the two ends of a landing step."""
-
-    def __init__(self, start: Tensor, end: Tensor):
-        self._ends = start, end
-
-    def of(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        return self._ends
-
-    def outputs(self, low: int, high: int) -> Tensor:
-        raise NotImplementedError  # outputs of a landing step move with `ts` itself
-
-
-class EventTime(Function):
-    """Zero, with the derivative of an event time: dtₑ = −dr / (dr/dτ)."""
-
-    @staticmethod
-    def forward(ctx: Any, r: Tensor, slope: float, tangential: bool, where: str) -> Tensor:
-        ctx.event = slope, tangential, where
-        return torch.zeros_like(r)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        slope, tangential, where = ctx.event
-        if torch.is_grad_enabled():
-            raise RuntimeError(f"{where}: events give first derivatives only; leave out create_graph=True")
-        if tangential:
-            raise RuntimeError(
-                f"{where}: the event function is tangential to zero along the solution (its slope in time is "
-                f"{slope:.3g}), so that the event time has no derivative. Use an event function that crosses zero, or "
-                "detach what follows from this event."
-            )
-        return -grads[0] / slope, None, None, None
 
 
 class EventSolve:
@@ -147,7 +98,8 @@ class EventSolve:
         self._row_times: list[Tensor] = []  # the times of the outputs, with save="steps"
         self._times: list[list[Tensor]] = [[] for _ in self._functions]
         self._states: list[list[Tensor]] = [[] for _ in self._functions]
-        self._latest = [(-math.inf, 0)] * len(self._functions)  # when each occurred, and how often in a row so soon
+        # When each event occurred, how long that was after the time before, and how often in a row that gap was tiny.
+        self._latest = [(-math.inf, math.inf, 0)] * len(self._functions)
         self._ended = self._was_reset = False
         self._end = problem.ts[-1]
 
@@ -248,7 +200,9 @@ class EventSolve:
         moved = None
         if self._differentiated(forward, landing, y):
             start = TimeShifts(forward.problem.ts, y).of(plan)[0]
-            shift, step = self._differentiable_step(forward, landing, y, start)
+            function = self._functions[landing.fired[0]]
+            shift, step = differentiable_landing(forward, landing, function, y, start)
+            self._report.of_events += 2 * problem.solver.evaluations
             moved = TimeShifts(problem.ts, y).outputs(low, high)
         outputs = step.at(times, moved) if times else step.y1.new_empty(0, *y.shape)
         coefficients = step.coefficients() if problem.dense else None
@@ -267,35 +221,6 @@ class EventSolve:
     @cached_property
     def _reaches_gradients(self) -> bool:
         return reaches_gradients(self._problem)
-
-    def _differentiable_step(
-        self, forward: ForwardPass, landing: Landing, y: Tensor, start: Tensor
-    ) -> tuple[Tensor, Step]:
-        """The landing step twice: to a fixed time, which defines the event time, and to the event time."""
-        plan, function = landing.step.plan, self._functions[landing.fired[0]]
-        self._refuse_carried(forward, y)
-        end = torch.zeros_like(start, requires_grad=True)
-        engine = landing_engine(self._problem, forward, y, LandingShifts(start, end))
-        k1 = engine.start_slope(plan, y, None)
-        fixed = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
-        time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
-        r = function(time + end, fixed.y1).to(start.dtype)
-        slope = torch.autograd.grad(r, end, retain_graph=True, allow_unused=True)[0] if r.requires_grad else None
-        size = 0.0 if slope is None else slope.item()
-        tangential = not abs(size) > torch.finfo(start.dtype).eps ** 0.4 * landing.slope_scale
-        shift = EventTime.apply(r, size, tangential, f"{function.name} at t = {plan.t1:g}")  # type: ignore[misc]
-        engine = landing_engine(self._problem, forward, y, LandingShifts(start, shift))
-        step = engine.step(plan, y, engine.solver.with_slope(engine.solver.start(y), k1))
-        self._report.of_events += 2 * engine.solver.evaluations
-        return shift, step
-
-    def _refuse_carried(self, forward: ForwardPass, y: Tensor) -> None:
-        solver = self._problem.solver
-        if solver.carried(solver.start(y)):
-            raise ValueError(
-                f"event: gradients through events need a solver whose steps start from y alone, but {solver.name!r} "
-                "carries more from step to step; pass solver='dopri5', or solve under torch.no_grad()"
-            )
 
     def _occur(self, landing: Landing, landed: LandedStep) -> Tensor:
         """Record the events of a landing and apply their resets; the state to go on with."""
@@ -361,16 +286,16 @@ class EventSolve:
         return after
 
     def _check_zeno(self, i: int, t: float) -> None:
-        times = self._problem.times
-        before, count = self._latest[i]
-        soon = abs(t - before) <= CLOSE * abs(times[-1] - times[0])
-        self._latest[i] = t, count + 1 if soon else 0
-        if soon and count + 1 >= ZENO:
+        """Refuse to follow an event that repeats ever faster, while the clock can still tell its occurrences apart."""
+        latest, gap, count = self._latest[i]
+        now = abs(t - latest)
+        shrinks = now < 0.999 * gap and now <= CLOSE * abs(t - self._problem.times[0])
+        self._latest[i] = t, now, count + 1 if shrinks else 0
+        if self._latest[i][2] >= ZENO or now <= 64.0 * math.ulp(t):
             raise ZenoBehaviour(
-                f"{self._functions[i].name} has occurred {len(self._times[i])} times up to t = {t:g}, the last {ZENO} "
-                f"times within {CLOSE:g} of the interval each: the solve cannot get past this point (Zeno behaviour). "
-                "End it before that, by max_count or by a terminal event (when the speed becomes small, say), or let "
-                "the reset bring the state to rest.",
+                f"{self._functions[i].name} has occurred {len(self._times[i])} times up to t = {t:g}, the last time "
+                f"only {now:.3g} after the one before: the solve cannot get past this point (Zeno behaviour). End it "
+                "before that, by max_count or by a terminal event (when the speed becomes small, say).",
                 t=t,
             )
 

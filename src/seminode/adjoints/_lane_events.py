@@ -16,20 +16,21 @@ from torch.autograd import Function
 
 from .._field.batch_checks import check_separable
 from .._field.determinism import Determinism
-from .._field.event_function import EventFunction
 from .._field.pytree import real_dtype
 from .._field.reach import reachable
-from .._stepping.lane_event_search import LaneLandings
+from .._stepping.lane_event_search import LaneLandings, ulp
 from .._stepping.lane_outputs import LaneOutputs, Rows
+from .._stepping.lane_plan import LanePlan, mask
 from .._stepping.lane_step import LaneShifts, LaneStep, finite_lanes
-from .._stepping.lanes import ERRORS, LanePlan, LaneSchedule, mask
+from .._stepping.lanes import ERRORS, LaneSchedule
 from .._stepping.problem import Problem
 from .._stepping.step import Step
 from ..errors import NonFiniteState, SolveError, ZenoBehaviour
 from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
-from ._events import CLOSE, ZENO, check_differentiable, landing_engine, reaches_gradients
+from ._events import CLOSE, ZENO, check_differentiable, reaches_gradients
+from ._landing import landing_engine
 from .base import Adjoint, EventResult, ForwardPass, ForwardResult, wide_dtype
 
 
@@ -104,7 +105,8 @@ class LaneEventSolve:
         self._occurred: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]] = [[] for _ in problem.events]
         self._counts = torch.zeros(shape, dtype=torch.int64)
         self._latest = torch.full(shape, -torch.inf, dtype=torch.float64)  # when each occurred
-        self._soon = torch.zeros_like(self._counts)  # and how often in a row so soon after the one before
+        self._gap = torch.full_like(self._latest, torch.inf)  # how long that was after the time before
+        self._shrinks = torch.zeros_like(self._counts)  # and how often in a row that gap was tiny
         self._ended = torch.zeros(shape[1], dtype=torch.bool)
         ts = problem.ts if problem.ts.ndim == 1 else problem.ts.T
         self._end = ts[-1].to(problem.y0.device, wide_dtype(problem.y0)).expand(shape[1])
@@ -197,7 +199,7 @@ class LaneEventSolve:
         if self._differentiated(forward, landings, plan, y):
             shift, step, shifts = self._differentiable_step(forward, plan, landings, y)
         else:
-            engine = landing_engine(problem, forward, y, None)
+            engine = landing_engine(forward, y, None)
             memory = engine.solver.with_slope(engine.solver.start(y), engine.start_slope(plan, y, None))  # type: ignore[arg-type]
             step = engine.step(plan, y, memory)  # type: ignore[arg-type]
         taken: Any = LaneStep(step, plan, y, problem.solver, lambda: step)
@@ -247,7 +249,7 @@ class LaneEventSolve:
 
         def engine_to(end: Tensor) -> tuple[Any, LaneLandingShifts]:
             shifts = LaneLandingShifts(start, end, outputs)
-            return landing_engine(self._problem, forward, y, shifts), shifts
+            return landing_engine(forward, y, shifts), shifts
 
         engine, _ = engine_to(end)
         memory = engine.solver.with_slope(engine.solver.start(y), engine.start_slope(plan, y, None))
@@ -326,16 +328,20 @@ class LaneEventSolve:
             for function in self._functions:
                 start, end = (function(t, y.detach()).sign().cpu() for y in (before, after))
                 direction = function.event.direction
-                rows.append((start * end < 0.0) & (torch.ones_like(self._ended) if direction == 0 else end == direction))
+                rows.append(
+                    (start * end < 0.0) & (torch.ones_like(self._ended) if direction == 0 else end == direction)
+                )
         return torch.stack(rows)
 
     def _check_zeno(self, schedule: LaneSchedule, i: int, lanes: Tensor, times: Tensor) -> None:
         """Fail lanes that get nowhere."""
-        spans = (self._lanes[:, -1] - self._lanes[:, 0]).abs()
-        soon = lanes & ((times - self._latest[i]).abs() <= CLOSE * spans)
-        self._soon[i] = torch.where(lanes, torch.where(soon, self._soon[i] + 1, 0), self._soon[i])
+        gap = (times - self._latest[i]).abs()
+        shrinks = (gap < 0.999 * self._gap[i]) & (gap <= CLOSE * (times - self._lanes[:, 0]).abs())
+        count = torch.where(shrinks, self._shrinks[i] + 1, 0)
         self._latest[i] = torch.where(lanes, times, self._latest[i])
-        schedule.fail(soon & (self._soon[i] >= ZENO), ERRORS.index(ZenoBehaviour), times)
+        self._gap[i] = torch.where(lanes, gap, self._gap[i])
+        self._shrinks[i] = torch.where(lanes, count, self._shrinks[i])
+        schedule.fail(lanes & ((count >= ZENO) | (gap <= 64.0 * ulp(times))), ERRORS.index(ZenoBehaviour), times)
 
     # The result
 

@@ -32,13 +32,13 @@ from .._stepping.observers import (
     LastOnly,
     Observer,
     PolynomialTape,
-    Progress,
     Recorder,
     Sampler,
     Samples,
     Tape,
 )
 from .._stepping.problem import Problem
+from .._stepping.progress import Progress
 from .._stepping.schedule import Plan, RecordedSchedule, Schedule
 from .._stepping.scipy_steps import SciPySteps
 from .._stepping.step import Shifts, Step
@@ -46,6 +46,7 @@ from .._stepping.step import time_shifts as step_shifts
 from .._untyped import unpack_dual
 from ..errors import NonFiniteState, SolveError
 from ..events import Occurrences
+from ..grids import Grid
 from ..solution import BackwardReport, PerSample, Record, Stats
 from ..solvers.scipy import SciPy
 
@@ -293,6 +294,8 @@ class ForwardPass:
         if isinstance(solver, SciPy):
             schedule = memory = SciPySteps(problem, solver, engine.evaluate, y0, k1)
             error = None
+        elif isinstance(problem.controller, Grid) and self.search is None:
+            schedule = RecordedSchedule(schedule.landings())
         elif schedule.unset:
             assert error is not None
             select_first_step(engine, schedule, y0, k1, error, solver.error_order or solver.order)

@@ -46,7 +46,7 @@ class Reversible(DiscreteAdjoint):
         if not isinstance(problem.solver, ReversibleSolver):
             raise ValueError(
                 f"adjoint: Reversible needs a solver whose steps can be undone, found {problem.solver.name!r}; pass "
-                "solver='reversible_heun' or solver=sn.ReversibleRK(...), or 'leapfrog' for a separable Hamiltonian system"
+                "solver='reversible_heun' or solver=sn.ReversibleRK(...)"
             )
 
     def tape(self, problem: Problem) -> EndTape:

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .._field.checks import check_count, check_flags
+from ..adjoints import BY_NAME, Replay
+from ..adjoints._discrete.sweep import DiscreteAdjoint
+from ..controllers import Controller
+from ..solvers import Leapfrog
 from .base import SolvingModule, check_channels, check_hidden
 from .products import vjp
 
@@ -61,6 +65,10 @@ class HamiltonianNet(SolvingModule):
     times. Greydanus, Dzamba and Yosinski, *Hamiltonian Neural Networks* (NeurIPS 2019, arXiv:1906.01563), fit the field
     to known derivatives; `HamiltonianNet` can also be trained through a solve.
 
+    With fixed steps, the default solver is [`Leapfrog`][seminode.Leapfrog] if H is separable and the adjoint is a
+    discrete one: then the energy error stays bounded over any number of steps. With adaptive steps, which are the
+    default, it is `dopri5`.
+
     Arguments:
         dim: number of coordinates q, which is also the number of momenta p.
         hidden: widths of the hidden layers of each network; the default is that of the paper.
@@ -104,7 +112,18 @@ class HamiltonianNet(SolvingModule):
 
     def forward(self, x0: Tensor, ts: Tensor | Sequence[float]) -> Tensor:
         self._check("x0", x0)
+        if self._wants_leapfrog():
+            return self.solve(self.field, x0, ts, solver=Leapfrog(separable=True)).ys
         return self.solve(self.field, x0, ts).ys
+
+    def _wants_leapfrog(self) -> bool:
+        """Whether leapfrog is possible, and the options do not say otherwise."""
+        options = self.options
+        controller, adjoint = options.get("controller"), options.get("adjoint", Replay())
+        kind = BY_NAME.get(adjoint) if isinstance(adjoint, str) else type(adjoint)
+        fixed = isinstance(controller, Controller) and not controller.adaptive
+        discrete = kind is not None and issubclass(kind, DiscreteAdjoint)
+        return self.separable and fixed and discrete and not {"solver", "compile"} & set(options)
 
     def energy(self, x: Tensor) -> Tensor:
         """H(q, p), of shape x.shape[:-1]."""

@@ -64,9 +64,8 @@ class ControlledField(nn.Module):
             slope = self.control.derivative(t)
             value = cast("Any", self.field).prod(t, z, slope) if self.has_product else self.field(t, z)
         check = _check_vector if self.has_product else _check_matrix
-        states, slopes, values = (
-            _parts(what, x, z) for what, x in (("z0", z), ("control.derivative", slope), (name, value))
-        )
+        states: Sequence[Tensor] = _parts("z0", z, z)
+        slopes, values = _parts("control.derivative", slope, z), _parts(name, value, z)
         for i, (z_i, slope_i, value_i) in enumerate(zip(states, slopes, values, strict=True)):
             where = "" if isinstance(z, Tensor) else f"[{i}]"
             if slope_i.shape[:-1] != z_i.shape[:-1]:

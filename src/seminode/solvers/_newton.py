@@ -18,8 +18,15 @@ from torch import Tensor
 from .._field.linearisation import from_real, to_real
 from .._stepping.combination import scaled_sum, sparse
 from ..norms import ErrorNorm
-from ._linear import StageFactors
+from ._linear import Jacobian, Spectrum, StageFactors
+from .base import IterationCounter
 
+#: A factorisation for another step size slows Newton's method to this rate at most; see `newton`.
+MISMATCH = 0.3
+#: Where steps grow, a factorisation is made for one that is longer by this factor.
+AHEAD = 1.5
+#: A Jacobian is evaluated anew where Newton's method converges more slowly than this, and for a new factorisation.
+SLOW, AGED = 0.4, 0.1
 #: Iterations before a step counts as failed, with a tolerance and to rounding.
 ITERATIONS, ITERATIONS_TO_ROUNDING = 10, 50
 
@@ -37,8 +44,8 @@ class Criterion(Protocol):
 class WithinTolerance:
     """Stop when the remaining error, extrapolated from the rate θ of convergence, is `kappa` of what a step may err by.
 
-    After an update of size δ the remaining error is about θ/(1 − θ)·δ. In the first iteration θ is not known: the factor
-    of earlier iterations takes its place, raised to the power 0.8 each time that it is used.
+    After an update of size δ the remaining error is about θ/(1 − θ)·δ. In the first iteration θ is not known: the
+    factor of earlier iterations takes its place, raised to the power 0.8 each time that it is used.
     """
 
     iterations = ITERATIONS
@@ -69,16 +76,19 @@ class ToRounding:
     def __init__(self, like: Tensor):
         self._eps = torch.finfo(like.dtype).eps
         self._small = max(32.0, 1e-4 / math.sqrt(self._eps))
+        self._norm = math.inf
 
     def size(self, update: Tensor, states: Tensor) -> float:
         """The largest entry, each relative to its own size, in rounding errors."""
-        magnitude = states.abs()
-        floor = max(self._eps * float(magnitude.amax()), torch.finfo(states.dtype).tiny)
-        size = float((update.abs() / (magnitude + floor)).amax()) / self._eps
+        magnitude, change = states.abs(), update.abs()
+        largest = float(magnitude.amax())
+        floor = max(self._eps * largest, torch.finfo(states.dtype).tiny)
+        size = float((change / (magnitude + floor)).amax()) / self._eps
+        self._norm = float(change.amax()) / max(floor, self._eps * largest)
         return size if math.isfinite(size) else math.inf
 
     def done(self, size: float, rate: float | None, carried: float) -> bool:
-        stuck = rate is not None and rate > 0.5 and size < self._small
+        stuck = rate is not None and rate > 0.5 and self._norm < self._small
         return size <= 2.0 or stuck
 
     def hopeless(self, size: float, rate: float, left: int) -> bool:
@@ -91,7 +101,7 @@ def remaining(rate: float) -> float:
 
 
 class Iterated(NamedTuple):
-    """Where an iteration has ended. `rate` is the worst rate of convergence that was seen, `carried` the last factor."""
+    """Where an iteration has ended. `rate` is the worst rate of convergence seen, `carried` the last factor."""
 
     increments: Tensor
     converged: bool
@@ -110,19 +120,27 @@ def newton(
     damping: float,
     criterion: Criterion,
     carried: float,
+    refresh: Callable[[Tensor], StageFactors | None] | None = None,
+    y0: Tensor | None = None,
 ) -> Iterated:
     """Solve Zᵢ = dt·Σⱼ aᵢⱼ f(wⱼ + Zⱼ) for the increments of some stages, stacked.
 
     `evaluate(j, y)` is the field at stage j, `starts` are the wⱼ. `damping` multiplies every update: for factors that
     were made for another step size dt′ it is 2/(1 + dt/dt′), which makes the error of the matrix as small as possible
-    at both ends of the spectrum (Hindmarsh et al., *SUNDIALS*, 2005).
+    at both ends of the spectrum (Hindmarsh et al., *SUNDIALS*, 2005). With `refresh`, which factorises anew at some
+    states, slow iterations go on with a new Jacobian in each, and such that do not converge start again at y0.
     """
     increments, rows = guess, [sparse(row) for row in a]
     base = torch.stack(list(starts))
     worst, before, rate = 0.0, math.inf, None
-    carried = carried**0.8
+    carried, full = carried**0.8, False
     for k in range(criterion.iterations):
         states = base + increments
+        if full and refresh is not None:
+            new = refresh(states)
+            if new is None:
+                break
+            factors = new
         slopes = [evaluate(j, y) for j, y in enumerate(states)]
         residual = torch.stack([scaled_sum(dt, row, slopes) for row in rows]) - increments
         flat = factors.solve(torch.stack([to_real(x) for x in residual]))
@@ -131,15 +149,53 @@ def newton(
             update = update * damping
         increments = increments + update
         size = criterion.size(update, states)
-        if size == math.inf:
+        if size == math.inf and (refresh is None or full):
             return Iterated(increments, False, k + 1, math.inf, carried)
         if k > 0:
-            rate = size / before if before > 0.0 else 0.0
+            rate = size / before if 0.0 < before < math.inf else math.inf if size == math.inf else 0.0
             worst = max(worst, rate)
         if size == 0.0 or criterion.done(size, rate, carried):
             factor = carried if rate is None else max(min(remaining(rate), 1e3), torch.finfo(torch.float64).eps)
             return Iterated(increments, True, k + 1, worst, factor)
-        if rate is not None and criterion.hopeless(size, rate, criterion.iterations - 1 - k):
-            break
+        if rate is not None and not full and criterion.hopeless(size, rate, criterion.iterations - 1 - k):
+            if refresh is None or y0 is None:
+                break
+            increments, damping, full, size, rate = y0 - base, 1.0, True, math.inf, None
+        elif refresh is not None and rate is not None and k > 2 and rate > SLOW:
+            damping, full = 1.0, True
         before = size
     return Iterated(increments, False, k + 1, worst, carried)
+
+
+class Linear(NamedTuple):
+    """The Jacobian and its factorisation for steps of length dt.
+
+    `current`: evaluated at the start of this step; `rate`: how fast Newton's method has converged with it.
+    """
+
+    jacobian: Jacobian
+    factors: StageFactors | None = None
+    dt: float = 0.0
+    current: bool = True
+    rate: float = 0.0
+
+    def damping(self, dt: float) -> float:
+        return 2.0 / (1.0 + dt / self.dt)
+
+    def mismatch(self, dt: float) -> float:
+        """The rate of convergence if nothing but the step size were wrong."""
+        ratio = dt / self.dt if self.dt else -1.0
+        return abs(ratio - 1.0) / (ratio + 1.0) if ratio > 0.0 else 1.0
+
+    def aged(self, dt: float) -> Linear | None:
+        """For the next step; `None` if convergence was slow. An old Jacobian is not worth another factorisation."""
+        limit = SLOW if self.mismatch(dt) <= MISMATCH else AGED
+        return None if self.rate > limit else self._replace(current=False)
+
+    def factorised(self, counter: IterationCounter, spectrum: Spectrum, dt: float, grows: bool) -> Linear:
+        """With a factorisation that is good enough for this step. If steps grow, it is made for a longer one."""
+        if self.factors is not None and self.mismatch(dt) <= MISMATCH:
+            return self
+        ahead = dt * (AHEAD if grows else 1.0)
+        counter.factorisations += len(spectrum)
+        return self._replace(factors=StageFactors.of(self.jacobian, spectrum, ahead), dt=ahead)

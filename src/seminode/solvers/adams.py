@@ -21,6 +21,7 @@ from torch import Tensor
 from .._compile.torch_private import transforms_active
 from .._stepping.combination import MovingStep, SparseWeights, StepSize, combine, length, sparse
 from .._stepping.interpolation import weights_at
+from .._untyped import numbers, tensordot
 from .base import Evaluate, Solver, StepResult
 
 #: The highest order. Beyond it, the weights of the explicit methods exceed a thousand.
@@ -42,7 +43,7 @@ def integrated_basis(nodes: Sequence[Number]) -> list[list[Number]]:
     >>> [str(sum(row)) for row in integrated_basis([Fraction(0), Fraction(-1), Fraction(-2)])]
     ['23/12', '-4/3', '5/12']
     """
-    rows = []
+    rows: list[list[Number]] = []
     for i, node in enumerate(nodes):
         one = node * 0 + 1
         basis = [one]
@@ -123,13 +124,13 @@ class Nodes(NamedTuple):
             return slopes
         places = torch.tensor(self.places, dtype=torch.float64)
         moving = places + self.shifts
-        rows = []
+        rows: list[Tensor] = []
         for j in range(len(slopes)):
             others = [m for m in range(len(slopes)) if m != j]
             ratios = [(places - moving[m]) / (moving[j] - moving[m]) for m in others]
             rows.append(functools.reduce(torch.mul, ratios, torch.ones_like(places)))
         matrix = torch.stack(rows, -1).to(slopes[0].device, slopes[0].dtype)
-        return list(torch.tensordot(matrix, torch.stack(slopes), 1).unbind())
+        return list(tensordot(matrix, torch.stack(slopes), 1).unbind())
 
 
 class AdamsMemory(NamedTuple):
@@ -192,7 +193,7 @@ class Adams(Solver):
         present = rule(nodes.places, self.order)
         inside = [sparse(weights_at(present.matrix, i / known)) for i in range(1, known + 1)]
         for count in range(known + 1, self.order + 1):
-            later = []
+            later: list[Tensor] = []
             for i, weights in enumerate(inside, 1):
                 later.append(evaluate(i / (count - 1), combine(y0, dt, weights, slopes), stage=stage))
                 stage += 1
@@ -233,7 +234,7 @@ class Adams(Solver):
         if not self._history:
             return AdamsMemory((), ())
         *slopes, times = carried
-        return AdamsMemory(tuple(slopes), tuple(times.tolist()), times)
+        return AdamsMemory(tuple(slopes), tuple(numbers(times)), times)
 
     def __eq__(self, other: Any) -> bool:
         return type(self) is type(other) and repr(self) == repr(other)
@@ -307,12 +308,8 @@ class ImplicitAdams(Adams):
 
     def __init__(self, max_order: int = 4, max_iters: int = 4, rtol: float = 1e-7, atol: float = 1e-9):
         super().__init__(max_order, max(_check_order(max_order) - 2, 0))
-        if isinstance(max_iters, bool) or not isinstance(max_iters, int) or max_iters < 1:
-            raise ValueError(f"max_iters: expected a whole number of at least 1, found {max_iters!r}")
-        for name, value in (("rtol", rtol), ("atol", atol)):
-            if isinstance(value, bool) or not isinstance(value, float | int) or not 0.0 <= value < math.inf:
-                raise ValueError(f"{name}: expected a finite number of at least 0, found {value!r}")
-        self.max_iters, self.rtol, self.atol = max_iters, float(rtol), float(atol)
+        self.max_iters = _check_iterations(max_iters)
+        self.rtol, self.atol = _check_tolerance("rtol", rtol), _check_tolerance("atol", atol)
 
     @property
     def name(self) -> str:
@@ -382,3 +379,15 @@ def _check_order(order: Any) -> int:
     if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= MAX_ORDER:
         raise ValueError(f"max_order: expected a whole number from 1 to {MAX_ORDER}, found {order!r}")
     return order
+
+
+def _check_iterations(max_iters: Any) -> int:
+    if isinstance(max_iters, bool) or not isinstance(max_iters, int) or max_iters < 1:
+        raise ValueError(f"max_iters: expected a whole number of at least 1, found {max_iters!r}")
+    return max_iters
+
+
+def _check_tolerance(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0.0 <= value < math.inf:
+        raise ValueError(f"{name}: expected a finite number of at least 0, found {value!r}")
+    return float(value)

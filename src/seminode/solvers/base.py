@@ -36,8 +36,8 @@ class IterationCounter(Protocol):
 class ImplicitEvaluate(Protocol):
     """What an implicit solver evaluates the field with.
 
-    Evaluations that only search for a stage have no number. `norm` measures errors by the tolerance of the solve; without
-    one, equations are solved to rounding. `orders` is how often a step may be differentiated.
+    Evaluations that only search for a stage have no number. `norm` measures errors by the tolerance of the solve;
+    without one, equations are solved to rounding. `orders` is how often a step may be differentiated.
     """
 
     norm: ErrorNorm | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -15,8 +16,8 @@ from .._stepping.combination import MovingStep, SparseWeights, StepSize, scaled_
 from .._stepping.interpolation import weights_at
 from .._untyped import unpack_dual
 from ..tableaux_implicit import ImplicitTableau
-from ._linear import Factor, Jacobian, LinearSolver, StageFactors
-from ._newton import ToRounding, WithinTolerance, newton, remaining
+from ._linear import Factor, Jacobian, LinearSolver, Spectrum, StageFactors
+from ._newton import Linear, ToRounding, WithinTolerance, newton, remaining
 from ._stages import Block, Differentiated, Stages, predictors, run_stages
 from .base import ImplicitEvaluate, Solver, StepResult
 
@@ -33,35 +34,8 @@ ImplicitName = Literal[
     "gl4",
     "gl6",
 ]
-#: A factorisation for another step size slows Newton's method to this rate at most; see `_newton.newton`.
-MISMATCH = 0.3
-#: Where steps grow, a factorisation is made for one that is longer by this factor.
-AHEAD = 1.5
-#: A Jacobian is evaluated anew where Newton's method converges more slowly than this, and for a new factorisation.
-SLOW, AGED = 0.4, 0.1
 #: A step that is so much longer than the one before has a first guess of its own.
 FAR = 3.0
-
-
-class Linear(NamedTuple):
-    """The Jacobian and its factorisation for steps of length dt.
-
-    `current`: evaluated at the start of this step; `rate`: how fast Newton's method has converged with it.
-    """
-
-    jacobian: Jacobian
-    factors: StageFactors | None = None
-    dt: float = 0.0
-    current: bool = True
-    rate: float = 0.0
-
-    def damping(self, dt: float) -> float:
-        return 2.0 / (1.0 + dt / self.dt)
-
-    def mismatch(self, dt: float) -> float:
-        """The rate of convergence if nothing but the step size were wrong."""
-        ratio = dt / self.dt if self.dt else -1.0
-        return abs(ratio - 1.0) / (ratio + 1.0) if ratio > 0.0 else 1.0
 
 
 class Memory(NamedTuple):
@@ -76,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The stages of a step, or the reason why there are none; what the linear solver has learned."""
+    """The stages of a step, or why there are none; what the linear solver has learned."""
 
     stages: Stages | None
     linear: Linear
@@ -107,6 +81,7 @@ class ImplicitRungeKutta(Solver):
     implicit = True
     _error_weights: ClassVar[SparseWeights]
     _predictors: ClassVar[dict[int, SparseWeights]]
+    _spectrum: ClassVar[Spectrum]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -118,6 +93,7 @@ class ImplicitRungeKutta(Solver):
         cls.interpolant, cls.interpolant_order = tableau.interpolant, tableau.interpolant_order
         cls._error_weights = sparse(tableau.e or ())
         cls._predictors = predictors(tableau)
+        cls._spectrum = ((complex(tableau.gamma), (1.0,), (1.0,)),) if tableau.diagonal else tableau.spectrum
 
     def __init__(
         self,
@@ -150,6 +126,7 @@ class ImplicitRungeKutta(Solver):
                 f"solver: {self.name!r} looks at values and cannot be used inside a torch.func transform; use an "
                 "explicit solver with sn.FixedStep"
             )
+        _checked(y0)
         k1 = memory.slope
         if k1 is None and (tableau.explicit_start or tableau.e_start):
             k1 = evaluate(0.0, y0, stage=0)
@@ -179,33 +156,20 @@ class ImplicitRungeKutta(Solver):
         """Solve for the stages: with what is known from earlier steps first, then with a Jacobian of this step."""
         linear = memory.linear
         if linear is not None and not memory.cautious:  # the state has moved on
-            # A Jacobian that begins to age is not worth another factorisation.
-            limit = SLOW if linear.mismatch(dt) <= MISMATCH else AGED
-            linear = None if linear.rate > limit else linear._replace(current=False)
+            linear = linear.aged(dt)
         if linear is None:
             linear = Linear(self._jacobian(evaluate, y0))
-        linear = self._factorised(evaluate, linear, dt, abs(dt) > abs(memory.dt) > 0.0)
+        linear = linear.factorised(evaluate.counter, self._spectrum, dt, abs(dt) > abs(memory.dt) > 0.0)
         attempt = self._iterate(evaluate, dt, y0, k1, memory, linear)
         if attempt.stages is not None or (linear.current and linear.dt == dt):
             return attempt
         if not linear.current:
             linear = Linear(self._jacobian(evaluate, y0))
-        linear = self._factorised(evaluate, linear._replace(factors=None), dt, False)
+        linear = linear._replace(factors=None).factorised(evaluate.counter, self._spectrum, dt, False)
         return self._iterate(evaluate, dt, y0, k1, memory, linear)
 
-    def _factorised(self, evaluate: ImplicitEvaluate, linear: Linear, dt: float, grows: bool) -> Linear:
-        """A factorisation that is good enough for this step. If steps grow, it is made for a somewhat longer one."""
-        if linear.factors is not None and linear.mismatch(dt) <= MISMATCH:
-            return linear
-        ahead = dt * (AHEAD if grows else 1.0)
-        spectrum = (
-            self.tableau.spectrum if not self.tableau.diagonal else ((complex(self.tableau.gamma), (1.0,), (1.0,)),)
-        )
-        evaluate.counter.factorisations += len(spectrum)
-        return linear._replace(factors=StageFactors.of(linear.jacobian, spectrum, ahead), dt=ahead)
-
-    def _jacobian(self, evaluate: ImplicitEvaluate, y0: Tensor) -> Jacobian:
-        return evaluate.jacobian(0.0, y0, self.linear_solver, self.jacobian)
+    def _jacobian(self, evaluate: ImplicitEvaluate, y: Tensor, c: float = 0.0) -> Jacobian:
+        return evaluate.jacobian(c, y, self.linear_solver, self.jacobian)
 
     def _iterate(
         self, evaluate: ImplicitEvaluate, dt: float, y0: Tensor, k1: Tensor | None, memory: Memory, linear: Linear
@@ -218,6 +182,10 @@ class ImplicitRungeKutta(Solver):
         criterion = ToRounding(y0) if norm is None else WithinTolerance(norm, self.newton_tolerance, y0)
         carried, rate, least = memory.carried, 0.0, remaining(linear.mismatch(dt))
         previous: list[Tensor] = []
+
+        def refresh(block: Block, states: Tensor) -> StageFactors | None:
+            new = Linear(self._jacobian(evaluate, states[-1], block.nodes[-1]))
+            return new.factorised(evaluate.counter, self._spectrum, dt, False).factors
 
         def solve(block: Block, starts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Sequence[Tensor] | None:
             nonlocal carried, rate
@@ -232,6 +200,9 @@ class ImplicitRungeKutta(Solver):
                 linear.damping(dt),
                 criterion,
                 max(carried, least),
+                # With adaptive steps a shorter one is cheaper.
+                partial(refresh, block) if norm is None else None,
+                y0,
             )
             carried, rate = found.carried, max(rate, found.rate)
             evaluate.counter.newton_iterations += found.iterations
@@ -307,11 +278,9 @@ class ImplicitRungeKutta(Solver):
         return memory if memory.slope is not None else memory._replace(slope=slope)
 
     def retry(self, memory: Memory | None, result: StepResult) -> Memory:
-        memory = memory or Memory()
+        memory, known = memory or Memory(), result.memory
         if result.failure is not None:
-            failed: Memory = result.memory
-            return failed._replace(cautious=True)
-        known: Memory = result.memory
+            return known._replace(cautious=True)
         slope = result.slopes[0] if self.tableau.explicit_start else memory.slope
         return memory._replace(slope=slope, linear=known.linear, carried=known.carried, cautious=True)
 
@@ -329,6 +298,7 @@ class ImplicitRungeKutta(Solver):
 
 
 def _checked(f: Tensor) -> Tensor:
+    """A state or an evaluation; where it carries a tangent, that of a solution of equations would be wrong."""
     if unpack_dual(f)[1] is not None:
         raise ValueError(
             "solver: implicit solvers have no forward-mode derivative; use an explicit one such as 'dopri5'"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ class GrowingAdams(Solver):
     Gradients: `Direct`, or `Backsolve(check=False)`.
 
     Arguments:
-        implicit: whether to correct the prediction.
+        corrected: whether to correct the prediction.
         max_order: the largest order. Below 4 all steps are those of the 3/8 rule.
         max_iters: the largest number of corrections.
         rtol, atol: corrections end when no entry of y₁ − y₀ changes by more than the tolerance.
@@ -141,8 +141,8 @@ class GrowingAdams(Solver):
 
     def __init__(
         self,
-        implicit: bool = False,
-        max_order: int = MAX_ORDER,
+        corrected: bool = False,
+        max_order: Any = MAX_ORDER,
         max_iters: int = 4,
         rtol: float = 1e-7,
         atol: float = 1e-9,
@@ -152,7 +152,7 @@ class GrowingAdams(Solver):
             raise ValueError(f"max_order: expected a whole number from 1 to {MAX_ORDER}, found {max_order!r}")
         if interp not in ("linear", "cubic"):
             raise ValueError(f"interp: expected 'linear' or 'cubic', found {interp!r}")
-        self.implicit, self.max_order, self.max_iters = implicit, max_order, max_iters
+        self.corrected, self.max_order, self.max_iters = corrected, max_order, max_iters
         self.rtol, self.atol, self.interp = rtol, atol, interp
         self.order = 4
         self.interpolant_order = 1 if interp == "linear" else 3
@@ -160,11 +160,11 @@ class GrowingAdams(Solver):
 
     @property
     def name(self) -> str:
-        return "implicit_adams" if self.implicit else "explicit_adams"
+        return "implicit_adams" if self.corrected else "explicit_adams"
 
     @property
     def evaluations(self) -> int:
-        return 1 + self.max_iters * self.implicit
+        return 1 + self.max_iters * self.corrected
 
     def _polynomial(self, weights: Sequence[float]) -> Sequence[Sequence[float]]:
         return [(w,) for w in weights] if self.interp == "linear" else cubic_hermite(weights)
@@ -191,7 +191,7 @@ class GrowingAdams(Solver):
         """A step with three slopes or more: the first at the start of the step, the others before it."""
         weights = rule(nodes, len(nodes)).weights
         y1 = combine(y0, dt, weights, slopes)
-        if self.implicit:
+        if self.corrected:
             weights = rule((*nodes, 1.0), len(nodes) + 1).weights
             y1, slopes = self._corrected(evaluate, dt, y0, y1, slopes, weights)
         dense = [0.0] * len(slopes)
@@ -225,10 +225,10 @@ class GrowingAdams(Solver):
         return Past()
 
     def __repr__(self) -> str:
-        return f"GrowingAdams(implicit={self.implicit}, max_order={self.max_order})"
+        return f"GrowingAdams(corrected={self.corrected}, max_order={self.max_order})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GrowingAdams) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((GrowingAdams, self.implicit, self.max_order))
+        return hash((GrowingAdams, self.corrected, self.max_order))

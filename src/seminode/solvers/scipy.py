@@ -40,8 +40,8 @@ class Steps(Protocol):
 class SciPy(Solver):
     """One of SciPy's solvers, as `scipy.integrate.solve_ivp` runs it.
 
-    SciPy controls the error itself, entry by entry, with the `rtol` and `atol` of `solve`; a controller or a norm cannot
-    be passed. The state goes through NumPy on the CPU in double precision. Steps, evaluations and outputs are counted
+    SciPy controls the error itself with the `rtol` and `atol` of `solve`; a controller or a norm cannot be passed. The
+    state goes through NumPy on the CPU in double precision. Steps, evaluations and outputs are counted
     and saved as with other solvers. An evaluation is counted also where SciPy does not, in finite differences for a
     Jacobian.
 
@@ -83,17 +83,14 @@ class SciPy(Solver):
     ):
         if method not in get_args(SciPyMethod):
             raise ValueError(f"method: expected one of {', '.join(get_args(SciPyMethod))}, found {method!r}")
-        for name, value, least in (("first_step", first_step, 0.0), ("max_step", max_step, 0.0)):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, float | int) or not value > least
-            ):
-                raise ValueError(f"{name}: expected a number above 0, found {value!r}")
-        if isinstance(min_step, bool) or not isinstance(min_step, float | int) or not 0.0 <= min_step <= max_step:
-            raise ValueError(f"min_step: expected a number from 0 to max_step, found {min_step!r}")
-        if min_step and method != "LSODA":
-            raise ValueError(f"min_step: only LSODA has a smallest step, found method {method!r}")
+        self.first_step = None if first_step is None else _check_step("first_step", first_step)
+        self.max_step, self.min_step = _check_step("max_step", max_step), min_step
+        if min_step != 0.0:
+            if _check_step("min_step", min_step) > max_step:
+                raise ValueError(f"min_step: expected at most max_step = {max_step}, found {min_step}")
+            if method != "LSODA":
+                raise ValueError(f"min_step: only LSODA has a smallest step, found method {method!r}")
         self.method = method
-        self.first_step, self.max_step, self.min_step = first_step, max_step, min_step
         self.order, self.stages = ORDERS[method]
         self.interpolant, self.interpolant_order = polynomial_rule(self.stages, self.stages).matrix, self.stages
 
@@ -134,6 +131,12 @@ class SciPy(Solver):
         return hash(repr(self))
 
 
+def _check_step(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, float | int) or not value > 0.0:
+        raise ValueError(f"{name}: expected a number above 0, found {value!r}")
+    return float(value)
+
+
 class PolynomialRule(NamedTuple):
     """How the polynomial of a step is found: nodes at which it is sampled, and the matrix over the samples."""
 
@@ -154,7 +157,7 @@ def through_start(nodes: Sequence[float]) -> tuple[tuple[float, ...], ...]:
     >>> through_start([0.5, 1.0])
     ((4.0, -4.0), (-1.0, 2.0))
     """
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for i, node in enumerate(nodes):
         row = [1.0 / node]  # x / node
         for other in (*nodes[:i], *nodes[i + 1 :]):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._stepping.combination import StepSize, combine
+from .._untyped import numbers, solve_linear
 from .base import Evaluate, StepResult
 from .reversible import IncrementVJP, ReversibleSolver, State
 
@@ -40,11 +41,9 @@ class Symplectic(ReversibleSolver):
         cls.weights = [sum(row) for row in cls.interpolant[:-1]]
 
     def __init__(self, dim: int = -1, separable: bool | None = None):
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise TypeError(f"dim: expected a whole number, found {type(dim).__name__}")
         if separable not in (None, True):
             raise ValueError(f"separable: expected None (to be detected) or True (declared), found {separable!r}")
-        self.dim, self.separable = dim, separable
+        self.dim, self.separable = _check_dim(dim), separable
 
     @property
     def reaches_outside(self) -> bool:
@@ -63,7 +62,8 @@ class Symplectic(ReversibleSolver):
     def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Tensor | None) -> StepResult:
         q, p = self.halves(y0)
         latest = evaluate(0.0, y0, stage=0) if memory is None else memory
-        force, slopes = self.halves(latest)[1], []
+        force = self.halves(latest)[1]
+        slopes: list[Tensor] = []
         for i, (kick, drift, p_time, q_time) in enumerate(self._substeps()):
             p = combine(p, dt, ((0, kick),), [force])
             v, _ = self.halves(evaluate(p_time, self._join(q, p), stage=2 * i + 1))
@@ -135,31 +135,37 @@ class Symplectic(ReversibleSolver):
         return hash((type(self), self.dim, self.separable))
 
 
+def _check_dim(dim: Any) -> int:
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim: expected a whole number, found {type(dim).__name__}")
+    return dim
+
+
 def continuous_extension(kicks: Sequence[float], drifts: Sequence[float]) -> tuple[tuple[float, ...], ...]:
     """The matrix of the step's polynomial over the slopes of `Symplectic.step` and the slope at the end.
 
-    With cᵢ and dⱼ for the times that p and q have reached, the weights βⱼ of the F's for p satisfy Σ βⱼdⱼᵐ = xᵐ⁺¹/(m + 1).
-    The weights bᵢ of the v's for q satisfy Σ bᵢ = x, Σ bᵢcᵢ = x²/2 and, with three drifts, Σ bᵢcᵢ² = x³/3 and
-    Σ bᵢâᵢⱼdⱼ = x³/6, where âᵢⱼ are the kicks. (The same condition on the βⱼ follows from m = 2, since substeps are
-    leapfrog steps.) There are as many conditions as weights, so that those of the step itself result at x = 1. Each
-    slope (v, F) belongs to one bᵢ and one βⱼ, and one combination of the slopes serves both halves.
+    Let cᵢ and dⱼ be the times that p and q have reached. The weights βⱼ of the F's for p satisfy
+    Σ βⱼdⱼᵐ = xᵐ⁺¹/(m + 1). The weights bᵢ of the v's for q satisfy Σ bᵢ = x, Σ bᵢcᵢ = x²/2 and, with three drifts,
+    Σ bᵢcᵢ² = x³/3 and Σ bᵢâᵢⱼdⱼ = x³/6, where âᵢⱼ are the kicks. (The same condition on the βⱼ follows from m = 2,
+    since substeps are leapfrog steps.) There are as many conditions as weights, so that those of the step itself result
+    at x = 1. Each slope (v, F) belongs to one bᵢ and one βⱼ, and one combination of the slopes serves both halves.
     """
     p_times, q_times = list(itertools.accumulate(kicks)), [0.0, *itertools.accumulate(drifts)]
     chain = itertools.accumulate(b * d for b, d in zip(kicks, q_times, strict=True))
     size = len(kicks)
     c, d = torch.tensor(p_times, dtype=torch.float64), torch.tensor(q_times, dtype=torch.float64)
     moments = torch.diag(1.0 / torch.arange(1.0, size + 1, dtype=torch.float64))
-    force = torch.linalg.solve(torch.stack([d**m for m in range(size)]), moments)
+    force = solve_linear(torch.stack([d**m for m in range(size)]), moments)
     conditions = torch.stack([c**m for m in range(size)])
     if size == 4:
         conditions[3] = torch.tensor(list(chain), dtype=torch.float64)
         moments[3] = torch.tensor([0.0, 0.0, 1.0 / 6.0, 0.0], dtype=torch.float64)
-    v = torch.linalg.solve(conditions, moments)
+    v = solve_linear(conditions, moments)
     rows = [force[0]]
     for i in range(len(drifts)):
         rows.append(v[i] - rows[-1])
         rows.append(force[i + 1] - rows[-1])
-    return tuple(tuple(row.tolist()) for row in rows)
+    return tuple(tuple(numbers(row)) for row in rows)
 
 
 class Leapfrog(Symplectic):
@@ -167,8 +173,8 @@ class Leapfrog(Symplectic):
 
         p½ = p₀ + ½dt·F(t₀, q₀),    q₁ = q₀ + dt·v(t½, p½),    p₁ = p½ + ½dt·F(t₁, q₁)
 
-    for q′ = v(t, p) = ∂H/∂p and p′ = F(t, q) = −∂H/∂q. The energy error stays bounded over exponentially many steps, and
-    a step with −dt undoes a step with dt. Two evaluations per step.
+    for q′ = v(t, p) = ∂H/∂p and p′ = F(t, q) = −∂H/∂q. The energy error stays bounded over very many steps, and a
+    step with −dt undoes a step with dt. Two evaluations per step.
 
     Arguments:
         dim: the dimension along which a state that is one tensor holds first q and then p. A state of two leaves is

@@ -239,8 +239,10 @@ class BackwardSolve:
         method, engine = self.method, self.engine
         w = self.system.pack(z, a, self.a_t, self._totals())
         times, places = (stop.t, end), () if self.dense is None else self.dense.places
-        land = not (method.fresh and method.controller.adaptive)
-        schedule = Schedule(method.controller, self.order, times, self.problem.jumps, real_dtype(z), land, places)
+        overshoots = method.fresh and method.controller.adaptive
+        schedule = Schedule(
+            method.controller, self.order, times, self.problem.jumps, real_dtype(z), not overshoots, places
+        )
         memory = method.solver.start(w)
         k1 = engine.start_slope(schedule.plan(1.0), w, memory)
         if self.needs[1]:
@@ -253,14 +255,14 @@ class BackwardSolve:
             select_first_step(engine, schedule, w, k1, self.error, self.order)
         observers: list[Observer] = [self.counter, self.integral]
         observers += [*method.observers, *([] if self.recorder is None else [self.recorder])]
-        sampler = Sampler(AtTimes(times), [w])
-        if method.fresh:
+        sampler = Sampler(AtTimes(times), [w]) if overshoots else None
+        if sampler is not None:
             self.integral.end = end
             observers.append(sampler)
         memory = method.solver.with_slope(memory, k1)
         limits = {"error": self.error, "max_steps": method.max_steps, "check": method.controller.check}
         w, _ = integrate(engine, schedule, w, observers, memory=memory, **limits)
-        if method.fresh:
+        if sampler is not None:
             w = sampler.stacked(w)[-1]
         self.proposal = schedule.carried
         a_t, sums = self.system.integrals(w)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._field.capture import Accounting, Evaluation
+from ..._field.accounting import Accounting, Evaluation
 from ..._field.determinism import Determinism
 from ..._field.field import Field
 from ..._field.pytree import Layout, flatten, real_dtype

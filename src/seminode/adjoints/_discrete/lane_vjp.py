@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..._field.pytree import real_dtype
 from ..._stepping.lane_outputs import Rows
-from ..._stepping.lanes import LanePlan
+from ..._stepping.lane_plan import LanePlan
 
 
 class LaneStepShifts:

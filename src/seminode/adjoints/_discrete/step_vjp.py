@@ -12,6 +12,7 @@ from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
 from ..._stepping.interpolation import weights_at
 from ..._stepping.lane_outputs import LaneOutputs
+from ..._stepping.loop import refuse_failure
 from ..._stepping.observers import Outputs, State
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
@@ -61,7 +62,7 @@ class StepCotangents(NamedTuple):
 
 
 class StepGradients(NamedTuple):
-    """Gradients of a step: for what it starts from (all or none), for its times (start, end, outputs) and the targets."""
+    """Gradients of a step: for its start (all or none), for its times (start, end, outputs) and for the targets."""
 
     before: list[Tensor | None]
     times: list[Tensor | None]
@@ -86,6 +87,7 @@ def step_vjp(
     with torch.enable_grad():
         before = tuple(x.detach().requires_grad_() for x in before)
         step = engine.step(plan, before[0], engine.solver.recall(before[1:]))
+        refuse_failure(engine, step)
         after = zip(step.after, cotangents.after, strict=True)
         pairs = [(x, c) for x, c in after if c is not None and x.requires_grad]
         if cotangents.outputs is not None:
@@ -98,7 +100,7 @@ def step_vjp(
     del step, pairs  # the slopes are held by the graph alone, which frees them while it is differentiated
     grads = torch.autograd.grad(values, [*before, *times, *targets], weights, allow_unused=True)
     first, second = len(before), len(before) + len(times)
-    starts = list(grads[:first])
+    starts: list[Tensor | None] = list(grads[:first])
     if any(grad is not None for grad in starts):
         starts = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(before, starts, strict=True)]
     return StepGradients(starts, list(grads[first:second]), list(grads[second:]))

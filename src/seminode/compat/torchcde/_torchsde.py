@@ -95,8 +95,8 @@ def sdeint(
     steps = {True: Integral(dt0=dt, dt_min=dt_min, at_dt_min="accept"), False: FixedStep(dt)}
     differentiate: Adjoint = Direct()
     if adjoint:
-        options = {"rtol": adjoint_rtol, "atol": adjoint_atol}
-        differentiate = _adjoint(name, adjoint_method, methods, adjoint_adaptive, steps, options)
+        tolerances = adjoint_rtol, adjoint_atol
+        differentiate = _adjoint(name, adjoint_method, methods, adjoint_adaptive, steps, tolerances)
     return solve(
         field,
         z0,
@@ -143,7 +143,7 @@ def _adjoint(
     methods: dict[str, type[Solver]],
     adaptive: bool,
     steps: dict[bool, Controller],
-    tolerances: dict[str, float],
+    tolerances: tuple[float, float],
 ) -> Adjoint:
     """How to differentiate: undo the steps of the reversible method, or solve the adjoint equation."""
     if forward == "reversible_heun" and backward in (None, "adjoint_reversible_heun"):
@@ -153,5 +153,6 @@ def _adjoint(
     if name not in allowed:
         raise ValueError(f"adjoint_method: expected one of {', '.join(allowed)}, found {name!r}")
     if adaptive:
-        return Backsolve(solver=AdaptiveHeun(), controller=steps[True], max_steps=UNLIMITED, **tolerances)
+        rtol, atol = tolerances
+        return Backsolve(solver=AdaptiveHeun(), controller=steps[True], max_steps=UNLIMITED, rtol=rtol, atol=atol)
     return Backsolve(solver=methods[name](), controller=steps[False], max_steps=UNLIMITED)

@@ -106,7 +106,8 @@ def adapted(func: Callable[..., Any], state: State) -> Callable[..., Any]:
     if state.shapes is None:
 
         def field(t: Tensor, y: Tensor) -> Any:
-            return _like(func(t, y), y)
+            f = func(t, y)
+            return f if type(f) is Tensor and f.shape == y.shape and f.dtype == y.dtype else _like(f, y)
 
         return field
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ... import errors
-from ...adjoints import Adjoint, Direct
+from ...adjoints import Adjoint, Direct, Replay
 from ...errors import SolveError, ToleranceWarning
-from ...extending import Observer
+from ...extending import ContinuousAdjoint, Observer
 from ...grids import Grid
 from ...solution import Solution
 from ...solve import solve
@@ -45,9 +45,11 @@ class Call:
     def adjoint(self) -> Adjoint | None:
         """The adjoint of the switch; `None` where gradients are those of torchdiffeq."""
         adjoint, taken = current().adjoint, self.steps
-        fixed = isinstance(taken.controller, Grid) and self.t.requires_grad
-        if adjoint is not None and (fixed or taken.solver.carries_slopes):
+        on_grid = isinstance(taken.controller, Grid)
+        if adjoint is not None and ((on_grid and self.t.requires_grad) or taken.solver.carries_slopes):
             return Direct()  # the others hold the times of a grid fixed, and take single steps
+        if on_grid and isinstance(adjoint, ContinuousAdjoint):
+            return Replay()  # there is no tolerance within which the gradients would agree
         return adjoint
 
     @cached_property

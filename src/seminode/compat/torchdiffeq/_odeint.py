@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...adjoints import Direct
+from ...adjoints import Direct, Replay
 from ...extending import Observer
 from . import _arguments as arguments
 from . import _events as events
 from ._adjoint import AdjointNorms, PeerAdjoint, unpacking
 from ._arguments import Callbacks, StepLimit
 from ._call import Call, call
-from ._methods import steps
+from ._methods import find, steps
 
 
 def odeint(
@@ -33,7 +33,7 @@ def odeint(
 ) -> Any:
     """Solve y′ = func(t, y), y(t[0]) = y0; gradients by autograd through the steps.
 
-    The arguments are those of torchdiffeq: see [Coming from torchdiffeq](../torchdiffeq.md).
+    The arguments are those of torchdiffeq. The page "Coming from torchdiffeq" lists what differs.
 
     Arguments:
         func: func(t, y).
@@ -88,6 +88,30 @@ def odeint_adjoint(
     >>> net.weight.grad.shape
     torch.Size([2, 2])
     """
+    return _adjoint(
+        *_prepared(
+            func, y0, t, rtol, atol, method, options, event_fn,
+            adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options, adjoint_params,
+        )
+    )  # fmt: skip
+
+
+def _prepared(
+    func: Callable[..., Any],
+    y0: Any,
+    t: Tensor,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+    event_fn: Callable[..., Any] | None = None,
+    adjoint_rtol: Any = None,
+    adjoint_atol: Any = None,
+    adjoint_method: str | None = None,
+    adjoint_options: dict[str, Any] | None = None,
+    adjoint_params: Iterable[Tensor] | None = None,
+) -> tuple[Call, Iterable[Tensor] | None, dict[str, Any]]:
+    """The call, the parameters, and the arguments of the backward solve."""
     if adjoint_params is None and not isinstance(func, nn.Module):
         raise ValueError(
             "func must be an instance of nn.Module to specify the adjoint parameters; alternatively they can be "
@@ -108,7 +132,7 @@ def odeint_adjoint(
         "method": method if adjoint_method is None else adjoint_method,
         "options": dict(adjoint_options),
     }
-    return _adjoint(each, adjoint_params, backward)
+    return each, adjoint_params, backward
 
 
 def _adjoint(
@@ -116,12 +140,19 @@ def _adjoint(
 ) -> Any:
     options, state = backward["options"], each.state
     params = _adjoint_params(each.func, adjoint_params, options)
-    if each.adjoint is not None:
-        found = each.result(each.adjoint, None if adjoint_params is None else params, moving)
+    chosen = each.adjoint
+    if chosen is None and (each.steps.solver.implicit or find(backward["method"]).own().implicit):
+        # A stiff equation cannot be solved backwards: its steps are differentiated, without keeping their graph.
+        chosen = Direct() if each.t.requires_grad else Replay()
+    if chosen is not None:
+        found = each.result(chosen, None if adjoint_params is None else params, moving)
         return _with_zeros(found, params)
     norms = AdjointNorms(state, each.steps.norm)
+    # With an event, its own parameters are detected too, unless someone counts on the order of the gradients.
+    detected = each.event_fn is not None and adjoint_params is None and not callable(options.get("norm"))
     options["norm"] = norms.chosen(options.get("norm"))
-    found = each.result(_peer_adjoint(each, backward, norms, params), params, moving)
+    adjoint = _peer_adjoint(each, backward, norms, params)
+    found = each.result(adjoint, None if detected and not adjoint.whole else params, moving)
     ys = found if each.event_fn is None else found[1]
     _attach(ys if state.shapes is None else ys[0], options)
     return found
@@ -210,6 +241,8 @@ def odeint_event(
     t = torch.cat([t0, t0.detach() + (-1.0 if reverse_time else 1.0)])
     if odeint_interface is odeint:
         return _moving(func, y0, t, event_fn=event_fn, **kwargs)
+    if odeint_interface is odeint_adjoint:
+        return _adjoint(*_prepared(func, y0, t, event_fn=event_fn, **kwargs), moving=True)
     time, ys = odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
     function = events.combined(event_fn, t0[0].detach(), y0)
     y = tuple(x[-1] for x in ys) if isinstance(ys, tuple) else ys[-1]

@@ -261,7 +261,8 @@ def test_nothing_is_compiled_again_while_samples_finish(monkeypatch: pytest.Monk
         sol = sn.solve(van_der_pol, y0, scale * ts, args=(mu,), batched=True, compile=True)
         sol.ys.square().sum().backward()
         counts.append(len(compiled))
-    assert counts[0] == counts[1] <= 4  # an evaluation, a step, and VJPs with and without outputs inside
+    # An evaluation, a step, VJPs with and without outputs inside, and the step-size control.
+    assert counts[0] == counts[1] <= 5
 
 
 # ── Failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -432,13 +433,14 @@ def test_a_thousand_oscillators() -> None:
     """Each is within the tolerance; the easy half takes far fewer steps than with a step size for all."""
     y0, mu = oscillators(1024, 100.0)
     ts = torch.tensor([0.0, 2.0], dtype=DOUBLE)
-    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True)
+    tolerances = {"rtol": 1e-6, "atol": 1e-6}
+    sol = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, **tolerances)
     exact = sn.solve(van_der_pol, y0, ts, args=(mu,), batched=True, rtol=1e-11, atol=1e-12, solver="dopri8")
-    error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-8 + 1e-6 * exact.ys[-1].abs())
-    assert float(error.max()) < 50.0
-    shared = sn.solve(van_der_pol, y0, ts, args=(mu,), norm="max")
+    error = (sol.ys[-1] - exact.ys[-1]).abs() / (1e-6 + 1e-6 * exact.ys[-1].abs())
+    assert float(error.square().mean(1).sqrt().max()) < 5.0  # the tolerance is one on the error of a step
+    shared = sn.solve(van_der_pol, y0, ts, args=(mu,), norm="max", **tolerances)
     assert sol.stats.per_sample is not None
     assert float(sol.stats.per_sample.accepted[:512].double().mean()) * 5 < shared.stats.accepted
     for i in range(0, 1024, 93):
-        alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],))
+        alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],), **tolerances)
         assert int(sol.stats.per_sample.accepted[i]) == alone.stats.accepted

@@ -1,0 +1,140 @@
+"""Typical programs under torchdiffeq and under the drop-in, beside each other.
+
+    python -m benchmarks.dropin [--rounds 5] [--iterations 10] [--programs spiral FFJORD] [--quick]
+
+Each program runs with the original, with the drop-in as it is, and with the drop-in switched to the setting that suits
+the program best. The runs take turns, in one thread; the shortest time of each counts. Evaluations are those that the
+field counts. The difference is that of all results, losses and parameters after training, relative to their size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import torch
+import torchdiffeq
+from torch import Tensor
+
+import seminode as sn
+import seminode.compat.torchdiffeq as dropin
+
+from .detest import table
+from .dropin_programs import PROGRAMS, Outcome, Program
+from .race import RESULTS, circumstances
+
+#: The switch that suits each program best: nothing without gradients is differentiated.
+SWITCHES: dict[str, Mapping[str, Any]] = {
+    "spiral": {"adjoint": sn.Direct(), "compile": True},
+    "latent ODE": {"adjoint": sn.Direct(), "compile": True},
+    "ODE-Net": {"adjoint": sn.Direct(), "compile": True},
+    "FFJORD": {"adjoint": sn.Direct()},
+    "bouncing ball": {"adjoint": sn.Direct()},
+    "learned physics": {"adjoint": sn.Direct(), "compile": True},
+    "Symplectic ODE-Net": {"adjoint": sn.Direct()},
+    "flow matching": {"compile": True},
+}
+
+
+class Contender(NamedTuple):
+    """A library, and the context in which it runs."""
+
+    library: Any
+    context: Callable[[], AbstractContextManager[Any]]
+
+
+class Measured(NamedTuple):
+    """What one contender needed for a program."""
+
+    seconds: float
+    evaluations: int
+    difference: float  # to the original
+
+    def row(self, reference: Measured) -> list[str]:
+        speed = reference.seconds / self.seconds
+        return [f"{self.seconds:.3f}", f"{speed:.2f}", str(self.evaluations), f"{self.difference:.1e}"]
+
+
+def contenders(name: str) -> dict[str, Contender]:
+    switch = SWITCHES.get(name, {"adjoint": sn.Direct()})
+    return {
+        "torchdiffeq": Contender(torchdiffeq, nullcontext),
+        "drop-in": Contender(dropin, nullcontext),
+        "switched": Contender(dropin, lambda: dropin.use(**switch)),
+    }
+
+
+def run(program: Program, contender: Contender, iterations: int) -> tuple[float, Outcome]:
+    with contender.context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = time.perf_counter()
+        outcome = program(contender.library, iterations)
+        return time.perf_counter() - start, outcome
+
+
+def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
+    apart = sum(float((a - b).square().sum()) for a, b in pairs)
+    return (apart / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5
+
+
+def measure(name: str, rounds: int, iterations: int) -> dict[str, Measured]:
+    """Each contender in turn, after a first run that compiles and warms up."""
+    program, each = PROGRAMS[name], contenders(name)
+    first = {who: run(program, contender, iterations)[1] for who, contender in each.items()}
+    seconds: dict[str, list[float]] = {who: [] for who in each}
+    for _ in range(rounds):
+        for who, contender in each.items():
+            seconds[who].append(run(program, contender, iterations)[0])
+    expected = first["torchdiffeq"].values
+    return {
+        who: Measured(min(seconds[who]), outcome.evaluations, difference(outcome.values, expected))
+        for who, outcome in first.items()
+    }
+
+
+def report(results: Mapping[str, Mapping[str, Measured]]) -> str:
+    rows, speeds = [], {}
+    for name, found in results.items():
+        reference = found["torchdiffeq"]
+        rows.append([name, f"{reference.seconds:.3f}", str(reference.evaluations)])
+        for who in ("drop-in", "switched"):
+            rows[-1] += found[who].row(reference)
+            speeds.setdefault(who, []).append(reference.seconds / found[who].seconds)
+    columns = [
+        f"{who}: {what}" for who in ("drop-in", "switched") for what in ("s", "speed-up", "evaluations", "diff.")
+    ]
+    text = table(("program", "torchdiffeq: s", "evaluations", *columns), rows)
+    medians = ", ".join(
+        f"{who} median {statistics.median(each):.2f}, least {min(each):.2f}" for who, each in speeds.items()
+    )
+    return f"{text}\n\nSpeed-up: {medians}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=10, help="of training or sampling")
+    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
+    parser.add_argument("--quick", action="store_true", help="one short round; results are not written")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rounds, iterations = (1, 2) if options.quick else (options.rounds, options.iterations)
+    results = {name: measure(name, rounds, iterations) for name in options.programs}
+    print(f"one thread; torch {torch.__version__}, torchdiffeq {version('torchdiffeq')}\n")
+    print(report(results))
+    if not options.quick:
+        written = {name: {who: each._asdict() for who, each in found.items()} for name, found in results.items()}
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / "dropin.json").write_text(json.dumps({**circumstances(1), "programs": written}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
