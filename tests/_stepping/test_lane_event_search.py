@@ -192,7 +192,7 @@ def test_samples_that_fail_do_not_stop_others() -> None:
         False,
         True,
         False,
-    ]  # it fails in the step that starts before
+    ]  # it fails in this step
     assert sol.ys[2].isnan().flatten().tolist() == [True, False, True, True]
 
 
@@ -267,7 +267,7 @@ def test_other_dtypes_and_structures(dtype: torch.dtype) -> None:
         (
             sn.Event(lambda t, y: y[0, 0]),
             ValueError,
-            r"event\[0\]\.fn: expected shape \(3,\) with one number per.*\(\)",
+            r"event\[0\]\.fn: expected shape \(3,\) with one.*\(\)",
         ),
         (sn.Event(lambda t, y: y), ValueError, r"found shape \(3, 2\); with batched=True.*y\[:, 0\]"),
         (sn.Event(lambda t, y: 1.0), TypeError, r"expected shape \(3,\).*found float"),
@@ -275,7 +275,7 @@ def test_other_dtypes_and_structures(dtype: torch.dtype) -> None:
         (
             sn.Event(lambda t, y: y[:, 0] - y.mean()),
             ValueError,
-            r"event\[0\]\.fn: the value of sample 1 depends.*sample 0",
+            r"event\[0\]\.fn: the value of sample 1 depends",
         ),
         (
             sn.Event(lambda t, y: y[:, 0] - 0.5, reset=lambda t, y: y[:, :1]),

@@ -1,4 +1,4 @@
-"""Where steps of batched solves must end besides the ends of the intervals: the same places for all lanes, and events."""
+"""Where steps of batched solves must end besides the ends of the intervals: places of all lanes, and events."""
 
 from __future__ import annotations
 
