@@ -296,7 +296,7 @@ class LaneSchedule:
         return self._running & verdict.accept & torch.isfinite(ratio)
 
     def aim(self, lanes: Tensor, times: Tensor) -> Tensor:
-        """Let the next steps of lanes end on events. Returns where they will end: on a place nearby, if there is one."""
+        """Let the next steps of lanes end on events. Returns where they will end: on a close place, if there is one."""
         if self._stops is None:
             self._stops = Stops(self._end)
         end = self._stops.end
