@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -199,7 +199,8 @@ def test_samples_that_fail_do_not_stop_others() -> None:
 def test_waiting_does_not_count_as_steps() -> None:
     """A sample that waits for others has not tried a step."""
     y0, rates = random_problem(2, 3)
-    event, options = random_events(0), {"rtol": 1e-6, "atol": 1e-6}
+    event = random_events(0)
+    options: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
     free = sn.solve(pendulum, y0, [0.0, 4.0], args=(rates,), batched=True, event=event, **options)
     assert free.stats.per_sample is not None
     tried = free.stats.per_sample.accepted + free.stats.per_sample.rejected
@@ -270,7 +271,7 @@ def test_other_dtypes_and_structures(dtype: torch.dtype) -> None:
             r"event\[0\]\.fn: expected shape \(3,\) with one.*\(\)",
         ),
         (sn.Event(lambda t, y: y), ValueError, r"found shape \(3, 2\); with batched=True.*y\[:, 0\]"),
-        (sn.Event(lambda t, y: 1.0), TypeError, r"expected shape \(3,\).*found float"),
+        (sn.Event(cast(Any, lambda t, y: 1.0)), TypeError, r"expected shape \(3,\).*found float"),
         (sn.Event(lambda t, y: y[:, 0] > 0.5), TypeError, "found torch.bool"),
         (
             sn.Event(lambda t, y: y[:, 0] - y.mean()),

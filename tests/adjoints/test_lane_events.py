@@ -19,7 +19,7 @@ ADJOINTS = {
     "sparse": sn.Replay(every=3),
     "checkpointed": sn.Checkpointed(2),
 }
-FIXED = {"controller": sn.FixedStep(0.21)}
+FIXED: dict[str, Any] = {"controller": sn.FixedStep(0.21)}
 PER_SAMPLE = ("y0", "arg")
 
 Inputs = dict[str, Tensor]

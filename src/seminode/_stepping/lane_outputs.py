@@ -161,7 +161,9 @@ class LaneOutputs:
         assert rows is not None
         if low != self._closed:
             return self._inside(step, rows, shifts)
-        rows = Rows(*(x if x is None else x[: -self._lanes] for x in rows))
+        inner = slice(len(rows.lanes) - self._lanes)
+        ends = None if rows.at_end is None else rows.at_end[inner]
+        rows = Rows(rows.cells[inner], rows.lanes[inner], rows.number[inner], rows.x[inner], ends)
         return torch.cat([self._inside(step, rows, shifts), step.y1]) if len(rows.lanes) else step.y1
 
     def _inside(self, step: Any, rows: Rows, shifts: Any) -> Tensor:

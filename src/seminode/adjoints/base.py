@@ -252,7 +252,7 @@ class ForwardPass:
             for observer in observers:
                 if observer is not self.bar or self.search is None:
                     observer.close()
-        if self.search is not None and self.search.landing is not None:
+        if self.search is not None and self.search.landing is not None and isinstance(sampler, Sampler):
             self._end_before(self.search.landing.step, sampler)
         ys = sampler.stacked(y0)
         self.ranges, self.count = sampler.ranges, sampler.count
@@ -280,7 +280,7 @@ class ForwardPass:
             return
         schedule = self.schedule = self.schedule or self._schedule()
         if problem.events and self.search is None:
-            search = EventSearch if problem.lanes is None else LaneEventSearch
+            search: Any = EventSearch if problem.lanes is None else LaneEventSearch
             self.search = search(problem.events, schedule, y0)
         error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
