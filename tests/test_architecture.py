@@ -54,7 +54,7 @@ LAYERS = [
     {"solution", "solvers", "_field.event_function", "_stepping.first_step", "_integrals.detect"},
     {"controllers"},
     {"grids"},
-    {"_stepping.problem", "_stepping.schedule", "_stepping.lane_control", "_field.checks"},
+    {"_stepping.problem", "_stepping.schedule", "_stepping.lane_control", "_stepping.lane_places", "_field.checks"},
     {"_stepping.observers", "_stepping.step", "_stepping.lane_plan", "_field.batch_checks"},
     {
         "_stepping.engine",
@@ -67,7 +67,13 @@ LAYERS = [
         "_integrals.separability",
     },
     {"_stepping.stiffness"},
-    {"_stepping.loop", "_stepping.lane_step", "_stepping.scipy_steps", "_compile.engine"},
+    {
+        "_stepping.loop",
+        "_stepping.lane_step",
+        "_stepping.lane_event_search",
+        "_stepping.scipy_steps",
+        "_compile.engine",
+    },
     {"adjoints"},
     {"solve", "extending"},
     {"paths", "diagnostics"},

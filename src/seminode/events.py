@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 Y = TypeVar("Y")
@@ -22,7 +23,8 @@ class Event:
         dtₑ = −(∂g/∂y·dy + ∂g/∂θ·dθ) / (∂g/∂t + ∂g/∂y·f)
 
     Arguments:
-        fn: `fn(t, y, *args)`, the function g: a 0-d real tensor. `args` are those of `solve`.
+        fn: `fn(t, y, *args)`, the function g: a 0-d real tensor. `args` are those of `solve`. With `batched=True`, t
+            has shape (B,), y its batch axis first, and the result one number per sample, shape (B,).
         direction: 1 for crossings from below to above zero only, −1 for those from above to below, 0 for both. They
             are meant in the order of the solve, also for decreasing times.
         terminal: whether the event ends the solve. By default it does, unless there is a `reset`.
@@ -89,14 +91,19 @@ class Occurrences(Generic[Y]):
         times: the event times, shape (n,), in float64; differentiable.
         states: the states there, before any reset, in the structure of `y0`, the occurrences first; differentiable.
         counts: how often the event occurred.
+
+    With `batched=True`, times have the shape (n, B): entry [k, b] is occurrence k in sample b, or NaN if there are
+    fewer in that sample. States have an axis of occurrences in front of the batch axis, and counts have the shape (B,).
     """
 
     times: Tensor
     states: Y
-    counts: int
+    counts: Any  # an int or, of a batched solve, a tensor
 
     def __len__(self) -> int:
-        return self.counts
+        return len(self.times)
 
     def __repr__(self) -> str:
-        return f"Occurrences({self.counts}, times={[round(float(t), 6) for t in self.times.detach()]})"
+        counts = self.counts.tolist() if isinstance(self.counts, Tensor) else self.counts
+        times = self.times.detach().to("cpu", torch.float64)
+        return f"Occurrences({counts}, times={torch.round(times, decimals=6).tolist()})"

@@ -103,8 +103,9 @@ class PerSample:
 
     @property
     def failed(self) -> list[int]:
-        """The samples that did not reach the end of their intervals."""
-        return integers(self.status.nonzero().flatten())
+        """The samples that reached neither the end of their intervals nor an event that ended them."""
+        ended = list(Status).index(Status.EVENT)
+        return integers(((self.status != 0) & (self.status != ended)).nonzero().flatten())
 
     @property
     def statuses(self) -> list[Status]:

@@ -23,6 +23,7 @@ from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
 from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Replay
 from .adjoints._events import run_with_events
+from .adjoints._lane_events import run_lanes_with_events
 from .adjoints.base import ForwardResult, knots_of
 from .controllers import Controller
 from .events import Event
@@ -213,7 +214,9 @@ def _check_times(ts: Any, like: Tensor, batched: bool) -> tuple[Tensor, tuple[fl
 
 def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem], ForwardResult]:
     """What runs a problem."""
-    run = functools.partial(run_with_events, adjoint=adjoint) if problem.events else adjoint.run
+    run = adjoint.run
+    if problem.events:
+        run = functools.partial(run_with_events if problem.lanes is None else run_lanes_with_events, adjoint=adjoint)
     if isinstance(norm, str) and norm == "auto":
         run = functools.partial(ignoring_integrals, run=run)
     if isinstance(problem.solver, Symplectic):

@@ -139,10 +139,10 @@ def explain_shape(error: Exception, count: int) -> str | None:
     )
 
 
-def check_separable(k: Tensor, again: Tensor, changed: int) -> None:
-    """Refuse a field in which one sample changes the derivative of others.
+def check_separable(k: Tensor, again: Tensor, changed: int, name: str = "field", what: str = "derivative") -> None:
+    """Refuse a function, of this name, in which one sample changes the result of others.
 
-    `again` is the field where the time and the state of sample `changed` are others than those of `k`.
+    `again` is the function where the time and the state of sample `changed` are others than those of `k`.
     """
     rows, others = k.reshape(len(k), -1), again.reshape(len(again), -1)
     # Rounding aside; samples that are not finite are reported elsewhere.
@@ -151,7 +151,7 @@ def check_separable(k: Tensor, again: Tensor, changed: int) -> None:
     if bool(moved.any()):
         i = int(moved.nonzero()[0])
         raise ValueError(
-            f"field: the derivative of sample {i} depends on the time or the state of sample {changed}; with "
+            f"{name}: the {what} of sample {i} depends on the time or the state of sample {changed}; with "
             f"batched=True samples must not depend on each other. t has shape ({len(k)},): write t[:, None] where it "
             "meets a state of shape (B, d). Batch normalisation in training mode couples samples, too"
         )

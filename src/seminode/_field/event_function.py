@@ -36,13 +36,16 @@ class EventFunction:
         return self._reset is not None
 
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
-        """g(t, y), a 0-d tensor."""
+        """g(t, y), a 0-d tensor; of a batched solve, one number per sample."""
         value = self._called(self._fn, "fn", t, y)
+        batch = y.shape[: self._field.layout.axis]
+        expected = f"shape {tuple(batch)} with one number per sample" if batch else "a 0-d tensor"
         if not isinstance(value, Tensor):
-            raise TypeError(f"{self.name}.fn: expected a 0-d tensor, found {type(value).__name__}")
-        if value.shape != ():
+            raise TypeError(f"{self.name}.fn: expected {expected}, found {type(value).__name__}")
+        if value.shape != batch:
             hint = "; take a single number, as in y[0]" if value.numel() == 1 else "; pass an event for each of them"
-            raise ValueError(f"{self.name}.fn: expected a 0-d tensor, found shape {tuple(value.shape)}{hint}")
+            hint = "; with batched=True y has its batch axis first, as in y[:, 0]" if batch else hint
+            raise ValueError(f"{self.name}.fn: expected {expected}, found shape {tuple(value.shape)}{hint}")
         if not value.is_floating_point():
             hint = "; an event is where a number changes its sign" if value.dtype == torch.bool else ""
             raise TypeError(f"{self.name}.fn: expected a real floating-point tensor, found {value.dtype}{hint}")

@@ -6,6 +6,7 @@ same functions: the controller's `judge`, and `propose` and `advance` below, whi
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._compile.inductor import Program, compile_graph
-from ..controllers import Controller
+from ..controllers import Controller, Verdict
 from .elementwise import select
 
 
@@ -117,3 +118,23 @@ def compiled_control(controller: Controller, order: int, lanes: int, history: in
         return CompiledControl(controller, order, lanes, history)
     except Exception:
         return None
+
+
+def each_lane(controller: Controller) -> Any:
+    """The controller's `judge` for tensors; that of a controller for numbers only is called for every lane."""
+    if vars(type(controller)).get("elementwise", False):
+        return controller.judge
+
+    def judge(dt: Tensor, proposal: Tensor, ratio: Tensor, order: int, history: tuple[Any, ...]) -> Verdict:
+        columns = [h.tolist() if isinstance(h, Tensor) else itertools.repeat(h) for h in history]
+        lanes = zip(dt.tolist(), proposal.tolist(), ratio.tolist(), strict=True)
+        pasts = zip(*columns, strict=False) if columns else itertools.repeat(())
+        verdicts = [
+            controller.judge(*lane, order, past) if lane[0] > 0.0 else Verdict(False, 0.0, past)
+            for lane, past in zip(lanes, pasts, strict=False)
+        ]
+        accept, proposals, histories = zip(*verdicts, strict=True)
+        past = tuple(torch.tensor(column, dtype=torch.float64) for column in zip(*histories, strict=True))
+        return Verdict(torch.tensor(accept), torch.tensor(proposals, dtype=torch.float64), past)  # type: ignore[arg-type]
+
+    return judge

@@ -32,9 +32,14 @@ class Rows(NamedTuple):
 
 
 class LaneOutputs:
-    """The solution at given times, one row of `times` per lane; with `last`, at the last of them only."""
+    """The solution at given times, one row of `times` per lane; with `last`, at the last of them only.
 
-    def __init__(self, times: Tensor, last: bool = False):
+    With `ends`, the states after the last step are outputs, too: one more row for each lane, after all others.
+    """
+
+    def __init__(self, times: Tensor, last: bool = False, ends: bool = False):
+        self.ends = ends
+        self._closed = -1  # the first row of the last step
         self._lanes = len(times)
         trivial = times[:, 0] == times[:, -1]
         self._sign = -1.0 if bool((times[:, -1] < times[:, 0]).any()) else 1.0
@@ -67,6 +72,30 @@ class LaneOutputs:
 
     def start_vjp(self, cotangents: Tensor, y0: Tensor) -> Tensor:
         return added_to(y0, self._begun[1], cotangents)
+
+    def go_on(self, t: Tensor) -> None:
+        """Leave out all outputs up to the times of the lanes."""
+        self._cursor = self._searched((self._sign * t).unsqueeze(0))[0]
+
+    def passed(self) -> tuple[Tensor, Tensor]:
+        """The lane and the number of every row, those of the ends left out."""
+        lanes, number = self._all()
+        count = len(lanes) - (self._lanes if self._closed >= 0 else 0)
+        return lanes[:count], number[:count]
+
+    def close(self, low: int) -> int:
+        """Add the rows of the ends to those of the last step, which begin with number `low`. How many there are."""
+        lanes, yes = torch.arange(self._lanes), torch.ones(self._lanes, dtype=torch.bool)
+        ends = Rows(lanes, lanes, torch.full_like(lanes, self._times.shape[1] - 1), yes.to(self._times.dtype), yes)
+        rows = self.rows(low)
+        if rows is not None:
+            at_end = torch.zeros_like(rows.lanes, dtype=torch.bool) if rows.at_end is None else rows.at_end
+            pairs = zip(rows._replace(at_end=at_end), ends, strict=True)
+            ends = Rows(*(torch.cat([a, b]) for a, b in pairs if a is not None and b is not None))
+        self._rows[low] = ends, slice(0, len(ends.lanes))
+        self._order.append((lanes, torch.full_like(lanes, self._times.shape[1] - 1)))
+        self._closed = low
+        return self._lanes
 
     def _following(self, cursor: Tensor) -> Tensor:
         """The time of the next output of each lane."""
@@ -128,8 +157,17 @@ class LaneOutputs:
 
     def of(self, step: Any, low: int, high: int, shifts: Any) -> Tensor:
         """Rows low … high − 1, which lie in this step."""
-        rows, plan, y0 = self.rows(low), step.plan, step.y0
+        rows = self.rows(low)
         assert rows is not None
+        if low != self._closed:
+            return self._inside(step, rows, shifts)
+        inner = slice(len(rows.lanes) - self._lanes)
+        ends = None if rows.at_end is None else rows.at_end[inner]
+        rows = Rows(rows.cells[inner], rows.lanes[inner], rows.number[inner], rows.x[inner], ends)
+        return torch.cat([self._inside(step, rows, shifts), step.y1]) if len(rows.lanes) else step.y1
+
+    def _inside(self, step: Any, rows: Rows, shifts: Any) -> Tensor:
+        plan, y0 = step.plan, step.y0
         length, x, at_end = plan.dt, rows.x, rows.at_end
         if shifts is not None:
             start, end = shifts.of(plan)
@@ -248,11 +286,14 @@ class LaneSampler(Observer):
         self._patience = max(1, min(STEPS, BYTES // max(size, 1)))
         self._waiting: list[tuple[LanePlan, Tensor, Tensor, list[Tensor]]] = []
         self._numbers: list[int] = []  # of those steps
+        self._end: Tensor | None = None
         self.ranges: list[tuple[int, int]] = []
 
     def accepted(self, step: Any, ratio: Any) -> None:
         outputs, plan = self._outputs, step.plan
         self.ranges.append((self.count, self.count))
+        if outputs.ends:
+            self._end = step.y1
         if not (self._known and self._patience > 1 and self._shifts is None) and not outputs.passes(plan):
             return
         if self._shifts is not None:
@@ -287,6 +328,11 @@ class LaneSampler(Observer):
 
     def stacked(self, like: Tensor) -> Tensor:
         self._flush()
+        if self._end is not None:
+            low, high = self.ranges[-1]
+            self.ranges[-1] = low, high + self._outputs.close(low)
+            self._pieces.append(self._end)
+            self.count += len(self._end)
         return torch.cat(self._pieces)
 
 

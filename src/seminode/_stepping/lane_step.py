@@ -54,6 +54,11 @@ class LaneStep:
         self._failing = plan.failing  # before it was judged
         self.plan, self.y0, self.solver = plan, y0, solver
 
+    @property
+    def tried(self) -> Step:
+        """The step of all lanes, whether they take it or not."""
+        return self._tried
+
     def ratio(self, norm: ErrorNorm | AnyFinite) -> Tensor:
         """The size of the error in each lane relative to what is allowed, on the host."""
         ratio: Any = norm.of(self._tried.y1) if isinstance(norm, AnyFinite) else self._tried.ratio(norm)

@@ -7,21 +7,21 @@ in `schedule`.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..controllers import Controller, Verdict
-from ..errors import MaxStepsReached, NonFiniteState, SolveError, StepSizeUnderflow
+from ..controllers import Controller
+from ..errors import MaxStepsReached, NonFiniteState, SolveError, StepSizeUnderflow, ZenoBehaviour
 from ..solution import PerSample, Status
 from .elementwise import select
-from .lane_control import CompiledControl, Proposed, advance, compiled_control, propose
+from .lane_control import CompiledControl, Proposed, advance, compiled_control, each_lane, propose
+from .lane_places import Marks, Stops, rounding
 from .lane_plan import LanePlan, Rest
 
 #: What fails a lane. The order is that of severity, for the error that names all of them.
-ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached)
+ERRORS = (NonFiniteState, StepSizeUnderflow, MaxStepsReached, ZenoBehaviour)
 #: How many steps are counted at once.
 COUNTED = 256
 #: How many samples an error message names.
@@ -58,6 +58,7 @@ class LaneSchedule:
         self._coarsest = torch.maximum(self._near, 1e-30 * self._span).clamp(min=controller.dt_min * (1.0 - 1e-12))
         self._last = self._end - self._near
         self._carry = torch.zeros_like(start)
+        self._jumps = jumps
         self._marks = Marks.of(controller, jumps, self._sign, start)
         proposal, first = controller.first()
         self._history: tuple[Any, ...] = first
@@ -77,6 +78,7 @@ class LaneSchedule:
         self._shortest = 0.0
         self._counts: list[tuple[Tensor, Tensor]] = []  # which lanes ran and which were accepted, not yet counted
         self.failures: dict[int, tuple[int, float]] = {}  # by sample: which of `ERRORS`, and when
+        self._stops: Stops | None = None  # of a solve with events
 
     def _compiled(self, lanes: int) -> CompiledControl | None:
         controller = self.controller
@@ -89,6 +91,11 @@ class LaneSchedule:
     def running(self) -> Tensor:
         """Which lanes have neither reached their end nor failed."""
         return self._running
+
+    @property
+    def end(self) -> Tensor:
+        """The ends of the intervals."""
+        return self._sign * (self._end if self._stops is None else self._stops.end)
 
     @property
     def failed(self) -> Tensor:
@@ -120,8 +127,9 @@ class LaneSchedule:
     def next(self) -> LanePlan | None:
         """The next step of all lanes, or `None` if no lane is running."""
         assert self._proposal is not None
-        if self._rounds >= self._max_steps:  # a lane that still runs has tried a step in every round
-            self.fail(self._running, 2)
+        if self._rounds >= self._max_steps:  # no lane has tried more steps than there were rounds
+            self._count()
+            self.fail(self._running & (self.attempted >= self._max_steps), 2)
         prepared, self._prepared = self._prepared, None
         shortest = float(self._proposal.min()) if prepared is None else self._shortest
         if shortest < self._largest_coarse:
@@ -188,6 +196,10 @@ class LaneSchedule:
         verdict = self._judge(self._taken(plan), plan.proposal, ratio, self._order, self._history)
         self._ratio = ratio
         accept = running & verdict.accept
+        stops = self._stops
+        if stops is not None:
+            accept, verdict = stops.withhold(plan, accept, verdict, self._history)
+            self._running = running & ~stops.held
         if plan.failing is not None:
             self._failing = None  # they are in this plan
         if not self.controller.adaptive:
@@ -196,7 +208,7 @@ class LaneSchedule:
                 accept = accept & ~broken
                 self.fail(broken, 0, plan.t1)
         unanimous = self._failing is None and torch.equal(accept, running)
-        self._counts.append((running, accept))
+        self._counts.append((running, accept if stops is None else accept | (running & stops.held)))
         if len(self._counts) >= COUNTED:
             self._count()
         moved = unanimous or self._failing is not None or plan.failing is not None or bool(accept.any())
@@ -228,8 +240,9 @@ class LaneSchedule:
 
     def _taken(self, plan: LanePlan) -> Tensor:
         """The lengths of the steps: those proposed, where no running lane lands."""
-        lands = plan.final if self._marks is None else plan.lands & self._running
-        return torch.where(plan.lands, plan.dt.abs(), plan.proposal) if bool(lands.any()) else plan.proposal
+        lands = plan.proposed.lands
+        taken = torch.where(lands, plan.dt.abs(), plan.proposal) if bool((lands & self._running).any()) else None
+        return plan.proposal if taken is None else taken
 
     def _count(self) -> None:
         if not self._counts:
@@ -270,11 +283,88 @@ class LaneSchedule:
         if self._proposal is not None:
             self._proposal = torch.where(lanes, self._idle, self._proposal)
 
-    def per_sample(self) -> PerSample:
-        """What each lane did, and how it ended."""
+    # Events: places on the way at which a lane stops until all other lanes have stopped or ended, too
+
+    @property
+    def held(self) -> Tensor:
+        """Which lanes wait at the start of a step that lands on an event."""
+        return torch.zeros_like(self._running) if self._stops is None else self._stops.held
+
+    def acceptable(self, plan: LanePlan, ratio: Tensor) -> Tensor:
+        """Which lanes `judge` would accept."""
+        verdict = self._judge(self._taken(plan), plan.proposal, ratio, self._order, self._history)
+        return self._running & verdict.accept & torch.isfinite(ratio)
+
+    def aim(self, lanes: Tensor, times: Tensor) -> Tensor:
+        """Let the next steps of lanes end on events. Returns where they will end: on a close place, if there is one."""
+        if self._stops is None:
+            self._stops = Stops(self._end)
+        end = self._stops.end
+        place = end if self._marks is None else self._marks.places(end)[0]
+        s = torch.maximum(self._sign * times, self._s + rounding(self._s, self._sign * times))
+        close = place - s <= self._near
+        self._move_ends(lanes, torch.where(close, end, s))
+        return self._sign * torch.where(close, place, s)
+
+    def _move_ends(self, lanes: Tensor, s: Tensor) -> None:
+        self._end = torch.where(lanes, s, self._end)
+        self._last = self._end - self._near
+
+    def withhold(self, plan: LanePlan, discarded: Tensor, landed: Tensor, missed: Tensor) -> None:
+        """Before a step is judged: some lanes discard it, some wait at its start, some miss the event they aimed at.
+
+        For the last ones it is a step like any other: its length is a constant.
+        """
+        stops = self._stops = self._stops or Stops(self._end)
+        stops.withheld, stops.held = discarded | landed, stops.held | landed
+        stops.place = torch.where(landed, self._sign * plan.t1, stops.place)
+        stops.proposal = torch.where(landed, plan.proposal, stops.proposal)
+        ordinary = ~(missed & (self._end < stops.end))
+        plan.lands, plan.final = plan.lands & ordinary, plan.final & ordinary
+        self._move_ends(landed, self._s)
+        self._move_ends(missed, stops.end)
+
+    def landing_plan(self) -> LanePlan:
+        """The step of all lanes that wait: it ends on their events."""
+        stops = self._stops
+        assert stops is not None
+        self._failing = None
+        self._running, self._proposal = stops.held, torch.where(stops.held, stops.proposal, self._idle)
+        self._move_ends(stops.held, stops.place)
+        plan = self.plan(self._proposal)
+        plan.settle(stops.held, unanimous=False)
+        plan.final = torch.zeros_like(plan.final)
+        return plan
+
+    def resume(self, plan: LanePlan, ended: Tensor, reset: Tensor) -> None:
+        """Go on after events, each lane with its step size so far; a reset ends the trend of the error.
+
+        All others are put to rest where this stretch began: the field and its derivatives are known to be finite there.
+        """
+        stops = self._stops
+        assert stops is not None
+        assert self.rest is not None
+        running = stops.held & ~ended & ~self.failed & (self._sign * plan.t1 < stops.end)
+        self.start = torch.where(running, plan.t1, self.rest.times)
+        self._s = s = self._sign * self.start
+        self._failing = None
+        self._end = torch.where(running, stops.end, s)
+        self._last = self._end - self._near
+        self._carry = torch.where(stops.held, 0.0, self._carry)
+        self._marks = Marks.of(self.controller, self._jumps, self._sign, s)
+        if self.controller.adaptive:
+            pairs = zip(self._start_history, self._history, strict=True)
+            self._history = tuple(select(reset, first, now) for first, now in pairs)
+        self._running, self._proposal = running, torch.where(running, stops.proposal, self._idle)
+        stops.held = torch.zeros_like(stops.held)
+
+    def per_sample(self, ended: Tensor | None = None) -> PerSample:
+        """What each lane did, and how it ended; `ended` are those that an event has ended."""
         self._count()
         statuses = list(Status)
         codes = torch.zeros_like(self.accepted)
+        if ended is not None:
+            codes[ended] = statuses.index(Status.EVENT)
         for i, (error, _) in self.failures.items():
             codes[i] = statuses.index(Status(ERRORS[error].status))
         return PerSample(self.accepted, self.attempted - self.accepted, codes)
@@ -297,65 +387,6 @@ class LaneSchedule:
         )
 
 
-class Marks:
-    """Places other than the ends at which steps must end: jumps and step-to times, the same for all lanes."""
-
-    def __init__(self, marks: dict[float, bool], start: Tensor):
-        ordered = sorted(marks)
-        self._s = torch.tensor([*ordered, torch.inf], dtype=torch.float64)
-        self._is_jump = torch.tensor([*(marks[s] for s in ordered), False])
-        self._next = torch.searchsorted(self._s, start, right=True)
-        self.on_jump = (self._s[(self._next - 1).clamp(min=0)] == start) & self._is_jump[(self._next - 1).clamp(min=0)]
-        self.floating = torch.ones_like(start, dtype=torch.bool)
-
-    @classmethod
-    def of(cls, controller: Controller, jumps: tuple[float, ...], sign: float, start: Tensor) -> Marks | None:
-        marks = {sign * t: False for t in controller.step_to} | {sign * t: True for t in jumps}
-        return cls(marks, start) if marks else None
-
-    def places(self, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the next step of each lane must end, and whether that is the end of its interval."""
-        mark = self._s[self._next]
-        return torch.minimum(mark, end), mark >= end
-
-    def next_is_jump(self, end: Tensor) -> Tensor:
-        return self._is_jump[self._next] & (self._s[self._next] <= end)
-
-    def pass_on(self, accept: Tensor, landed: Tensor, end: Tensor) -> Tensor:
-        """Move on to the next places. Which lanes are on a jump now."""
-        reached = landed & self.next_is_jump(end)
-        self.on_jump = torch.where(accept, reached, self.on_jump)
-        self._next = torch.where(landed, self._next + 1, self._next).clamp(max=len(self._s) - 1)
-        self.floating = self.floating & ~landed
-        return reached
-
-
 def mean_interval(times: Tensor) -> tuple[float, float]:
     """An interval as long as those of the lanes on average."""
     return 0.0, float((times[:, -1] - times[:, 0]).mean())
-
-
-def rounding(a: Tensor, b: Tensor) -> Tensor:
-    """A few times the distance of neighbouring floats between a and b."""
-    size = torch.maximum(a.abs(), b.abs())
-    return 4.0 * (torch.nextafter(size, torch.full_like(size, torch.inf)) - size)
-
-
-def each_lane(controller: Controller) -> Any:
-    """The controller's `judge` for tensors; that of a controller for numbers only is called for every lane."""
-    if vars(type(controller)).get("elementwise", False):
-        return controller.judge
-
-    def judge(dt: Tensor, proposal: Tensor, ratio: Tensor, order: int, history: tuple[Any, ...]) -> Verdict:
-        columns = [h.tolist() if isinstance(h, Tensor) else itertools.repeat(h) for h in history]
-        lanes = zip(dt.tolist(), proposal.tolist(), ratio.tolist(), strict=True)
-        pasts = zip(*columns, strict=False) if columns else itertools.repeat(())
-        verdicts = [
-            controller.judge(*lane, order, past) if lane[0] > 0.0 else Verdict(False, 0.0, past)
-            for lane, past in zip(lanes, pasts, strict=False)
-        ]
-        accept, proposals, histories = zip(*verdicts, strict=True)
-        past = tuple(torch.tensor(column, dtype=torch.float64) for column in zip(*histories, strict=True))
-        return Verdict(torch.tensor(accept), torch.tensor(proposals, dtype=torch.float64), past)  # type: ignore[arg-type]
-
-    return judge

@@ -45,6 +45,33 @@ def run_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:
     return EventSolve(problem, adjoint).run()
 
 
+def reaches_gradients(problem: Problem) -> bool:
+    """Whether the field or an event function may use a tensor that requires a gradient."""
+    field = problem.field
+    reach = reachable((field.reach, [function.event.fn for function in problem.events]))
+    return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
+
+
+def check_differentiable(forward: ForwardPass, t: Tensor) -> list[Tensor]:
+    """Before the solve: do event functions have a graph, if there is something to differentiate? Their values."""
+    problem = forward.problem
+    tensors = problem.y0, problem.ts, *problem.field.arg_tensors, *forward.determinism.reach.leaves()
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    y = problem.y0.detach().requires_grad_(wanted)
+    time = t.to(device=y.device, dtype=real_dtype(y)).requires_grad_(wanted)
+    values = []
+    for function in problem.events:
+        value = function(time, y)
+        if wanted and not value.requires_grad:
+            raise ValueError(
+                f"{function.name}.fn: depends on neither t nor y in a way that autograd can follow (detach, item, "
+                "numpy, a comparison?), so that gradients through the event would be lost. Write it with "
+                "differentiable operations, or solve under torch.no_grad()."
+            )
+        values.append(value.detach())
+    return values
+
+
 class LandedStep(NamedTuple):
     """The step that lands on an event, differentiable where that was asked for."""
 
@@ -79,7 +106,7 @@ class EventSolve:
     def run(self) -> ForwardResult:
         try:
             with self._forward.determinism.solving():
-                self._check_differentiable()
+                self._check_functions()
                 return self._stretches()
         finally:
             if self._forward.bar is not None:
@@ -116,23 +143,13 @@ class EventSolve:
         """How many output times there are up to a time."""
         return sum(self._sign * x <= self._sign * t for x in self._problem.times)
 
-    def _check_differentiable(self) -> None:
-        """Before the solve: do event functions have a graph, if there is something to differentiate?"""
-        problem = self._problem
-        tensors = problem.y0, problem.ts, *problem.field.arg_tensors, *self._forward.determinism.reach.leaves()
-        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        y = problem.y0.detach().requires_grad_(wanted)
-        t = torch.full((), problem.times[0], dtype=real_dtype(y), device=y.device, requires_grad=wanted)
-        for function in self._functions:
-            value = function(t, y)
-            if wanted and not value.requires_grad:
-                raise ValueError(
-                    f"{function.name}.fn: depends on neither t nor y in a way that autograd can follow (detach, item, "
-                    "numpy, a comparison?), so that gradients through the event would be lost. Write it with "
-                    "differentiable operations, or solve under torch.no_grad()."
-                )
+    def _check_functions(self) -> None:
+        t = self._problem.times[0]
+        for function, value in zip(
+            self._functions, check_differentiable(self._forward, torch.tensor(t, dtype=torch.float64)), strict=True
+        ):
             if not math.isfinite(value.item()):
-                raise NonFiniteState(f"{function.name}.fn: returned a NaN or an infinity at t0", t=problem.times[0])
+                raise NonFiniteState(f"{function.name}.fn: returned a NaN or an infinity at t0", t=t)
 
     def _keep_stretch(self, forward: ForwardPass, result: ForwardResult, y: Tensor, first: bool, cut: bool) -> Tensor:
         """Collect the outputs of a stretch; the state at its end."""
@@ -203,10 +220,7 @@ class EventSolve:
 
     @cached_property
     def _reaches_gradients(self) -> bool:
-        """Whether the field or an event function may use a tensor that requires a gradient."""
-        field = self._problem.field
-        reach = reachable((field.reach, [function.event.fn for function in self._functions]))
-        return any(x.requires_grad for x in (*field.arg_tensors, *reach.leaves(), *reach.computed()))
+        return reaches_gradients(self._problem)
 
     def _occur(self, landing: Landing, landed: LandedStep) -> Tensor:
         """Record the events of a landing and apply their resets; the state to go on with."""

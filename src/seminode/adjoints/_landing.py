@@ -73,7 +73,7 @@ def differentiable_landing(
     plan, solver = landing.step.plan, forward.problem.solver
     _refuse_carried(solver, y)
     end = torch.zeros_like(start, requires_grad=True)
-    engine = _engine(forward, y, LandingShifts(start, end))
+    engine = landing_engine(forward, y, LandingShifts(start, end))
     k1 = engine.start_slope(plan, y, None)
     memory = solver.with_slope(solver.start(y), k1)
     fixed = engine.step(plan, y, memory)
@@ -83,10 +83,11 @@ def differentiable_landing(
     size = 0.0 if slope is None else slope.item()
     tangential = not abs(size) > torch.finfo(start.dtype).eps ** 0.4 * landing.slope_scale
     shift: Tensor = EventTime.apply(r, size, tangential, f"{function.name} at t = {plan.t1:g}")  # type: ignore[misc]
-    return shift, _engine(forward, y, LandingShifts(start, shift)).step(plan, y, memory)
+    return shift, landing_engine(forward, y, LandingShifts(start, shift)).step(plan, y, memory)
 
 
-def _engine(forward: ForwardPass, y: Tensor, shifts: LandingShifts) -> Engine:
+def landing_engine(forward: ForwardPass, y: Tensor, shifts: Any) -> Engine:
+    """What takes landing steps: eagerly, with a graph where there is something to differentiate."""
     problem = forward.problem
     field = problem.field
     if problem.params is not None:

@@ -20,6 +20,7 @@ from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
 from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
 from .._stepping.event_search import EventSearch
+from .._stepping.lane_event_search import LaneEventSearch
 from .._stepping.lane_outputs import LaneOutputs, LaneSampler
 from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends, check_independent
 from .._stepping.lanes import LaneSchedule, mean_interval
@@ -91,7 +92,7 @@ def outputs_of(problem: Problem) -> tuple[Any, int]:
     """Which outputs the problem wants, and how many of them are y0 itself, before the first step."""
     times = problem.times
     if problem.lanes is not None:
-        outputs = LaneOutputs(problem.lanes, last=problem.save == "last")
+        outputs = LaneOutputs(problem.lanes, last=problem.save == "last", ends=bool(problem.events))
         return outputs, outputs.begun
     if problem.trivial:
         return LastOnly(), len(times) if problem.save == "ts" else 1
@@ -147,7 +148,7 @@ class ForwardPass:
         self.mark: Tensor | None = None  # what the outputs are recognised by
         self.detected: Any = None  # what is known about the field, from a stretch before this one
         self.schedule: Any = None
-        self.search: EventSearch | None = None
+        self.search: Any = None  # for events
         self.bar: Progress | None = None  # of the whole solve
         self._first = True  # whether no stretch came before this one
         self.outputs: Any = None
@@ -251,8 +252,8 @@ class ForwardPass:
             for observer in observers:
                 if observer is not self.bar or self.search is None:
                     observer.close()
-        if self.search is not None and self.search.landing is not None:
-            self._end_before(self.search.landing.step, cast(Sampler, sampler))  # samples of a batch have no events
+        if self.search is not None and self.search.landing is not None and isinstance(sampler, Sampler):
+            self._end_before(self.search.landing.step, sampler)
         ys = sampler.stacked(y0)
         self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
@@ -279,7 +280,8 @@ class ForwardPass:
             return
         schedule = self.schedule = self.schedule or self._schedule()
         if problem.events and self.search is None:
-            self.search = EventSearch(problem.events, cast(Schedule, schedule), y0)
+            search: Any = EventSearch if problem.lanes is None else LaneEventSearch
+            self.search = search(problem.events, schedule, y0)
         error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None
@@ -329,7 +331,7 @@ class ForwardPass:
             end = ts[:1] + (plan.t0 - start) if plan.floating else ts.new_tensor([plan.t0])
             ts = torch.cat([ts[:count], end])
         self.problem = replace(problem, times=(*problem.times[:count], plan.t0), ts=ts)
-        self.outputs, self.begun = outputs_of(self.problem)
+        self.outputs, self.begun = outputs_of(self.problem)  # for the backward pass
         if self.plans:
             self.plans[-1] = self.plans[-1]._replace(final=True, landing=True)
 
@@ -338,7 +340,8 @@ class ForwardPass:
     ) -> None:
         problem, solver = self.problem, self.problem.solver
         begin_lanes(schedule, y0, k1)
-        check_independent(engine, schedule, y0, k1)
+        if self._first:
+            check_independent(engine, schedule, y0, k1)
         if schedule.unset:
             assert problem.error is not None
             order = solver.error_order or solver.order
@@ -346,9 +349,12 @@ class ForwardPass:
         error: Any = AnyFinite() if problem.error is None else problem.error
         engine = replace(engine, step=LaneStepper(solver, engine.step))
         memory = solver.with_slope(solver.start(y0), k1)
-        end, _ = integrate(engine, schedule, y0, observers, memory=memory, error=error)  # type: ignore[arg-type]
+        search = self.search
+        end, _ = integrate(engine, schedule, y0, observers, memory=memory, error=error, search=search)  # type: ignore[arg-type]
         check_ends(schedule, end)
         self.per_sample = schedule.per_sample()
+        if search is not None:  # the other lanes may wait at events
+            return
         if (failure := schedule.error()) is not None:
             raise failure
 
@@ -361,7 +367,7 @@ class ForwardPass:
         order = solver.error_order or solver.order
         dtype, controller = real_dtype(problem.y0), problem.controller
         if problem.lanes is not None:
-            limits = problem.max_steps, self.capture is not None if run else False
+            limits = problem.max_steps, self.capture is not None and not problem.events if run else False
             return LaneSchedule(controller, order, problem.lanes, problem.jumps, dtype, *limits)
         return Schedule(controller, order, problem.times, problem.jumps, dtype, controller.land)
 
