@@ -1,9 +1,9 @@
 """Train a network on Robertson's problem, a stiff neural ODE, and count what an explicit solver would need.
 
-The data are 25 states between t = 10⁻⁴ and 10², at log-spaced times. The network sees each species relative to its range
-and returns slopes relative to the largest one; the loss is the mean absolute error relative to the ranges. Kim et al.,
-*Stiff neural ordinary differential equations* (2021), give the reasons for such scales. Training uses all segments
-between neighbouring data as one batch, in the time log t, and takes about a minute on one core.
+The data are 25 states between t = 10⁻⁴ and 10², at log-spaced times. The network sees each species relative to its
+range and returns slopes relative to the largest one; the loss is the mean absolute error relative to the ranges. Kim et
+al., *Stiff neural ordinary differential equations* (2021), give the reasons for such scales. Training uses all segments
+between neighbouring data as one batch, in the time log t.
 
     python examples/stiff_network.py [--iterations 300] [--explicit-end 100]
 """
