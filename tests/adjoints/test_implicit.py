@@ -122,6 +122,47 @@ def test_pollution_rates() -> None:
     assert float(found @ direction) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("adjoint", [sn.Direct(), sn.Replay()], ids=repr)
+def test_robertson_rates_of_the_exact_solution_over_three_decades(adjoint: Any) -> None:
+    ts = [0.0, 0.1, 1.0, 10.0, 100.0]
+    y0, rates = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64), torch.tensor([0.04, 1e4, 3e7], dtype=torch.float64)
+
+    def value(logs: Tensor, rtol: float, **options: Any) -> Tensor:
+        def field(t: Tensor, y: Tensor, logs: Tensor) -> Tensor:
+            return robertson(t, y, rates * logs.exp())
+
+        return loss(sn.solve(field, y0, ts, args=(logs,), solver="kvaerno5", rtol=rtol, atol=rtol * 1e-6, **options).ys)
+
+    logs = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(value(logs, 1e-6, adjoint=adjoint), logs)
+    with torch.no_grad():
+        (expected,) = central(lambda x: value(x, 1e-10).item(), [logs.detach()], [[2e-2] * 3])
+    assert relative(found, expected) < 1e-3
+
+
+@pytest.mark.slow
+def test_pollution_rates_of_the_exact_solution() -> None:
+    y0 = torch.tensor(problems()["POLLU"].y0, dtype=torch.float64)
+    rates = torch.tensor(POLLUTION_RATES, dtype=torch.float64)
+    weights = 1.0 / torch.tensor([0.06, 0.13, 0.2, 0.05, 0.1], dtype=torch.float64)
+
+    def value(logs: Tensor, rtol: float) -> Tensor:
+        def field(t: Tensor, y: Tensor, logs: Tensor) -> Tensor:
+            return pollution(TORCH, t, y, rates * logs.exp())
+
+        sol = sn.solve(field, y0, [0.0, 60.0], args=(logs,), solver="kvaerno5", rtol=rtol, atol=rtol * 1e-6)
+        return torch.sin(sol.ys[-1, :5] * weights).sum()
+
+    logs = torch.zeros(25, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(value(logs, 1e-6), logs)
+    direction = torch.randn(25, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        values = {s: value(s * 1e-2 * direction, 1e-9).item() for s in (-2, -1, 1, 2)}
+    expected = (8 * (values[1] - values[-1]) - (values[2] - values[-2])) / 12e-2
+    assert float(found @ direction) == pytest.approx(expected, rel=1e-3)
+
+
 def linear_in_time(t: Tensor, y: Tensor, a: Tensor) -> Tensor:
     return -a * (y**3 - torch.cos(t))
 
