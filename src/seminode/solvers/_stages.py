@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -109,8 +109,8 @@ class Differentiated:
             if system is None:
                 system = self._system(block, fs, states)
             flat = torch.stack([to_real(x) for x in moved])
-            shifts: Any = Shift.apply(flat, system, False, self._evaluate.orders)  # type: ignore[misc]
-            increments = [z + from_real(x, z) for z, x in zip(increments, shifts, strict=True)]
+            shifts = cast(Tensor, Shift.apply(flat, system, False, self._evaluate.orders))  # type: ignore[misc]
+            increments = [z + from_real(x, z) for z, x in zip(increments, shifts.unbind(), strict=True)]
         return increments
 
     def _system(self, block: Block, fs: Sequence[Tensor], states: Sequence[Tensor]) -> StageSystem:
@@ -121,7 +121,7 @@ class Differentiated:
             jacobians.append(jacobian_of(Linearisation(f, y), choice, evaluate.count_product))
         evaluate.counter.factorisations += 1
         tolerance = 1e2 * torch.finfo(states[0].dtype).eps
-        dt = self._dt.value if isinstance(self._dt, MovingStep) else float(self._dt)
+        dt = float(self._dt.value if isinstance(self._dt, MovingStep) else self._dt)
         return StageSystem(jacobians, block.a, dt, tolerance)
 
 
