@@ -70,7 +70,7 @@ class NeuralField(nn.Module):
         return self.slope * self.net(z)
 
 
-def ends_of_segments(field: NeuralField, data: Data, solver: sn.Solver) -> Tensor:
+def ends_of_segments(field: NeuralField, data: Data, solver: sn.Kvaerno5) -> Tensor:
     """The states at the ends of all segments, which start at data: t = a·(b/a)^τ with 0 ≤ τ ≤ 1 for all of them."""
     starts, ratio = data.ts[:-1, None], math.log(float(data.ts[1] / data.ts[0]))
 
