@@ -108,9 +108,8 @@ def with_scipy(problem: StiffProblem, method: str, rtol: float, exact: Any) -> R
     y, pieces = scipy_solve(problem, method, rtol, rtol * problem.scale)
     seconds = time.perf_counter() - begin
     steps = sum(len(piece.t) - 1 for piece in pieces)
-    nfe, jacobians, factorisations = (sum(getattr(x, name) for x in pieces) for name in ("nfev", "njev", "nlu"))
-    errors = errors_of(problem, y, exact, rtol)
-    return Result(f"SciPy {method}", steps, nfe, jacobians, factorisations, seconds, *errors)
+    nfe, jacobians, lus = (sum(getattr(piece, name) for piece in pieces) for name in ("nfev", "njev", "nlu"))
+    return Result(f"SciPy {method}", steps, nfe, jacobians, lus, seconds, *errors_of(problem, y, exact, rtol))
 
 
 def with_diffrax(problem: StiffProblem, rtol: float, exact: Any) -> Result:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode.solvers import Solver
 
 FIRST, LAST, COUNT = 1e-4, 1e2, 25
 RTOL, ATOL = 1e-3, 1e-3  # of scaled states
@@ -71,7 +70,7 @@ class NeuralField(nn.Module):
         return self.slope * self.net(z)
 
 
-def ends_of_segments(field: NeuralField, data: Data, solver: Solver) -> Tensor:
+def ends_of_segments(field: NeuralField, data: Data, solver: sn.Kvaerno5) -> Tensor:
     """The states at the ends of all segments, which start at data: t = a·(b/a)^τ with 0 ≤ τ ≤ 1 for all of them."""
     starts, ratio = data.ts[:-1, None], math.log(float(data.ts[1] / data.ts[0]))
 

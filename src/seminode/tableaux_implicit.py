@@ -240,8 +240,8 @@ KVAERNO3 = ImplicitTableau(
 
 # The same paper: ESDIRK5/4. Its third node is 1.23, past the end of the step. The dense output is ours: of the
 # quartics of order 4 in the states of the stages, the one with the smallest coefficients. The error estimate is four
-# times the difference of the two methods: with the difference itself, errors grow beyond 10 rtol over the relaxation
-# oscillations of `benchmarks.stiff`, for a fifth to a quarter fewer steps.
+# times the difference of the two methods. With the difference itself, the error of van der Pol's equation in
+# `benchmarks.stiff` is 13 rtol at rtol = 1e-8, and the worst entry of OREGO is wrong by 39 rtol, for 28 % fewer steps.
 _K5_HAT = (0.13855640231268224, 0.0, -0.04245337201752043, 0.02446657898003141, 0.61943039072480676, 0.26)
 _K5 = (
     *(0.13659751177640291, 0.0, -0.05496908796538376, -0.04118626728321046, 0.62993304899016403),

@@ -82,10 +82,10 @@ def test_gradient_of_the_frozen_map(frozen: tuple[str, Any, list[Tensor]], adjoi
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
 def test_adaptive_steps_have_the_gradient_of_the_frozen_map_to_newtons_tolerance(adjoint: Any) -> None:
     grads = []
-    for options in ({"rtol": 1e-6, "atol": 1e-10}, {"rtol": 1e-9, "atol": 1e-13}):
+    choices: Any = ({"rtol": 1e-6, "atol": 1e-10}, {"rtol": 1e-9, "atol": 1e-13})
+    for options in choices:
         y0, ts, k = leaves()
-        more: Any = options
-        sol = sn.solve(robertson, y0, ts, args=(k,), solver="kvaerno5", adjoint=adjoint, save="last", **more)
+        sol = sn.solve(robertson, y0, ts, args=(k,), solver="kvaerno5", adjoint=adjoint, save="last", **options)
         grads.append(torch.autograd.grad(torch.sin(sol.ys[-1] * SCALES).sum(), (y0, k)))
         adjoint = sn.Replay()
     scales = torch.tensor([0.04, 1e4, 3e7], dtype=torch.float64)
@@ -232,8 +232,8 @@ def test_interpolating_solves_a_stiff_adjoint(solver: Any) -> None:
         return torch.stack([-rate * (y[0] - y[1] ** 2), -y[1] + 0.1 * torch.sin(t)])
 
     grads, counts = [], []
-    runs: Any = ((sn.Interpolating(), 1e-6, solver), (sn.Replay(), 1e-9, "kvaerno5"))
-    for adjoint, rtol, name in runs:
+    choices: Any = ((sn.Interpolating(), 1e-6, solver), (sn.Replay(), 1e-9, "kvaerno5"))
+    for adjoint, rtol, name in choices:
         y0 = torch.tensor([2.0, 1.0], dtype=torch.float64, requires_grad=True)
         sol = sn.solve(field, y0, [0.0, 0.3, 1.0], args=(rate,), solver=name, rtol=rtol, atol=rtol, adjoint=adjoint)
         grads.append(torch.autograd.grad((sol.ys[1:] * torch.tensor([1.0, 2.0])).sum(), (y0, rate)))
