@@ -40,6 +40,10 @@ class Grid(Controller):
     perturb: bool = False
     sums_ends: bool = False
 
+    def __post_init__(self) -> None:
+        if self.construct is not None and not callable(self.construct):
+            raise TypeError(f"construct: expected a function of the output times, found {self.construct!r}")
+
     def landings(self, times: Sequence[float]) -> tuple[float, ...]:
         if self.construct is None:
             return tuple(times)

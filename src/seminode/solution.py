@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import Tensor
@@ -60,17 +60,8 @@ class BackwardReport:
         found = [part.stats for part in self.parts if part.stats is not None]
         if not found:
             return self.stats
-        errors = [x.params_error for x in found if x.params_error is not None]
-        return Stats(
-            nfe=sum(x.nfe for x in found),
-            accepted=sum(x.accepted for x in found),
-            rejected=sum(x.rejected for x in found),
-            jumps=sum(x.jumps for x in found),
-            vjp_y=sum(x.vjp_y for x in found) + self.of_events,
-            vjp_params=sum(x.vjp_params for x in found) + self.of_events,
-            params_error=max(errors) if errors else None,
-            checks=sum(x.checks for x in found),
-        )
+        total = Stats.total(found)
+        return replace(total, vjp_y=total.vjp_y + self.of_events, vjp_params=total.vjp_params + self.of_events)
 
     def total_record(self) -> Record | None:
         """The records of all stretches, in the order of the backward pass."""
@@ -152,6 +143,14 @@ class Stats:
     products: int = 0
     report: BackwardReport = field(default_factory=BackwardReport, repr=False, compare=False)
     per_sample: PerSample | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def total(cls, several: Sequence[Stats]) -> Stats:
+        """The sum of all counts, and the largest estimate of an error."""
+        errors = [each.params_error for each in several if each.params_error is not None]
+        counts = [each.name for each in fields(cls) if isinstance(each.default, int)]
+        sums = {name: sum(getattr(each, name) for each in several) for name in counts}
+        return cls(**sums, params_error=max(errors) if errors else None)
 
     @property
     def backward(self) -> Stats | None:

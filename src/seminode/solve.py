@@ -187,7 +187,7 @@ def solve(
             controller=chosen_controller,
             error=checks.check_error_norm(norm, rtol, atol, y0, layout, flat, chosen_controller),
             jumps=checks.check_jumps(jumps),
-            events=checks.check_events(event, flat_field, chosen_params, norm),
+            events=checks.check_events(event, flat_field, chosen_params, norm, chosen_solver, chosen_controller),
             params=chosen_params,
             integrals=checks.check_integrals(norm, layout),
             save=where,

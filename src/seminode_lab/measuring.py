@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,22 +144,8 @@ class Answer(NamedTuple):
     def stats(self) -> Stats:
         """The sum over all solves, including their backward passes."""
         back = [each.backward for each in self.model.stats if each.backward is not None]
-        total = _sum(self.model.stats)
-        return dataclasses.replace(total, report=BackwardReport(stats=_sum(back) if back else None))
-
-
-def _sum(several: Sequence[Stats]) -> Stats:
-    def total(name: str) -> int:
-        return sum(getattr(each, name) for each in several)
-
-    return Stats(
-        nfe=total("nfe"),
-        accepted=total("accepted"),
-        rejected=total("rejected"),
-        jumps=total("jumps"),
-        vjp_y=total("vjp_y"),
-        vjp_params=total("vjp_params"),
-    )
+        total = Stats.total(self.model.stats)
+        return dataclasses.replace(total, report=BackwardReport(stats=Stats.total(back) if back else None))
 
 
 class OneBatch:

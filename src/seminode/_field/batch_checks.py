@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._stepping.problem import Problem
 from ..errors import SolveError
+from ..grids import Grid
 from .checks import check_state, check_times
 from .pytree import Layout, flatten
 
@@ -94,6 +95,11 @@ def check_batchable(problem: Problem, adjoint: Any, norm: Any, transformed: bool
     if transformed:
         raise ValueError(
             "batched: cannot be used inside a torch.func transform, since every sample's steps depend on values"
+        )
+    if isinstance(problem.controller, Grid) or not problem.controller.land:
+        raise ValueError(
+            "controller: a grid, or land=False, has no meaning per sample; with batched=True use sn.Integral() or "
+            "sn.FixedStep(dt)"
         )
     if not solver.batches:
         raise ValueError(

@@ -196,7 +196,9 @@ def check_jumps(jumps: Any) -> tuple[float, ...]:
     return tuple(sorted(set(values)))
 
 
-def check_events(event: Any, field: Field, params: Sequence[Tensor] | None, norm: Any) -> tuple[EventFunction, ...]:
+def check_events(
+    event: Any, field: Field, params: Sequence[Tensor] | None, norm: Any, solver: Solver, controller: Controller
+) -> tuple[EventFunction, ...]:
     """The events of a solve. With `params`, their functions are differentiable in their arguments and those alone."""
     if event is None:
         return ()
@@ -207,6 +209,10 @@ def check_events(event: Any, field: Field, params: Sequence[Tensor] | None, norm
         if not isinstance(each, Event):
             hint = f"; write sn.Event({getattr(each, '__name__', 'fn')})" if callable(each) else ""
             raise TypeError(f"event[{i}]: expected sn.Event(fn, ...), found {described(each)}{hint}")
+    if events and solver.external:
+        raise ValueError(f"event: solver {solver.name!r} takes its steps outside of the loop; pass solver='dopri5'")
+    if events and not controller.land:
+        raise ValueError("event: steps must land on events; leave out land=False")
     if events and isinstance(norm, str) and norm == "auto":
         raise ValueError(
             "norm: 'auto' leaves out leaves that the field does not read, but an event may read them; name the leaves "
