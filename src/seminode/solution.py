@@ -149,7 +149,7 @@ class Stats:
         """The sum of all counts, and the largest estimate of an error."""
         errors = [each.params_error for each in several if each.params_error is not None]
         counts = [each.name for each in fields(cls) if isinstance(each.default, int)]
-        sums = {name: sum(getattr(each, name) for each in several) for name in counts}
+        sums: dict[str, Any] = {name: sum(getattr(each, name) for each in several) for name in counts}
         return cls(**sums, params_error=max(errors) if errors else None)
 
     @property
