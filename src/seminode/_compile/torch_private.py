@@ -125,6 +125,22 @@ def add_all(totals: Sequence[Tensor], terms: Sequence[Tensor], weight: float) ->
         total.add_(term, alpha=weight)
 
 
+_run_backward = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "run_backward", None)
+
+
+def backpropagate(
+    values: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], retain_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """`torch.autograd.grad(values, inputs, cotangents, allow_unused=True)` without its checks in Python.
+
+    They take as long as the VJP of a small layer. Cotangents must have the shapes and the dtypes of the values.
+    """
+    if _run_backward is None:
+        return torch.autograd.grad(values, inputs, cotangents, retain_graph=retain_graph, allow_unused=True)
+    options = {"allow_unreachable": True, "accumulate_grad": False}
+    return _run_backward(tuple(values), tuple(cotangents), retain_graph, False, tuple(inputs), **options)
+
+
 def without_torch_function() -> contextlib.AbstractContextManager[Any]:
     """Operations in here are not seen by `TorchFunctionMode`s."""
     return private("torch._C", "DisableTorchFunction")()

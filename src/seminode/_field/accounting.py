@@ -45,11 +45,11 @@ class Accounting:
         unless it is a copy of a state or of another leaf.
         """
         seen = self._ends.copy()
-        seen.update(_node(y) for _, y, _ in evaluations)
+        seen.update([y.grad_fn for _, y, _ in evaluations])
         nodes: list[Any] = [node for _, _, k in evaluations if (node := k.grad_fn) not in seen]
         for node in nodes:  # which grows on the way
             following = node.next_functions
-            if not following:
+            if not following and hasattr(node, "variable"):
                 self._check_leaf(node, evaluations, leaves)
             for function, _ in following:
                 if function not in seen:
@@ -59,8 +59,11 @@ class Accounting:
             refuse_unaccounted()
 
     def _check_leaf(self, node: Any, evaluations: Sequence[Evaluation], leaves: Sequence[Tensor]) -> None:
+        leaf = id(node.variable)  # not the tensor: its references are counted below
+        if any(leaf == id(y) for _, y, _ in evaluations):
+            return
         known = self._targets | {id(x): x for x in (*leaves, *(t for t, _, _ in evaluations))}
-        if not hasattr(node, "variable") or id(node.variable) in known:
+        if leaf in known:
             return
         if _references(node) > _references_when_born():
             refuse_unaccounted(node.variable)

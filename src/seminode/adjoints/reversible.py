@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._compile.torch_private import backpropagate
 from .._field.checks import DEFAULT_TOLERANCES
 from .._field.pytree import real_dtype
 from .._stepping.observers import EndTape, State
@@ -98,7 +99,7 @@ class UndoneStates(States):
             sweep.differentiated += sweep.counter.nfe - count
             grads: Sequence[Tensor | None] = [None] * (1 + len(sweep.targets))
             if value.requires_grad:
-                grads = torch.autograd.grad(value, [source, *sweep.targets], cotangent, allow_unused=True)
+                grads = backpropagate([value], [source, *sweep.targets], [cotangent])
             sums.add(grads[1:])
             return value.detach(), torch.zeros_like(source) if grads[0] is None else grads[0]
 

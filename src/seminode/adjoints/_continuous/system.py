@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._compile.torch_private import backpropagate
 from ..._field.accounting import Accounting, Evaluation
 from ..._field.determinism import Determinism
 from ..._field.field import Field
@@ -166,7 +167,7 @@ class AdjointSystem:
         leaves = [z, *([time] if self.with_time else []), *(self.targets if params else [])]
         grads: Sequence[Tensor | None] = [None] * len(leaves)
         if f.requires_grad:
-            grads = torch.autograd.grad(f, leaves, a, allow_unused=True, retain_graph=keep)
+            grads = backpropagate([f], leaves, [a], retain_graph=keep)
         self.vjp_y += 1
         self.vjp_params += params and bool(self.targets)
         split = 1 + self.with_time
@@ -225,7 +226,7 @@ class AdjointSystem:
         self.vjp_params += count
         if not integrand.f.requires_grad or not self.targets:
             return [None] * len(self.targets)
-        return [_dense(g) for g in torch.autograd.grad(integrand.f, self.targets, integrand.a, allow_unused=True)]
+        return [_dense(g) for g in backpropagate([integrand.f], self.targets, [integrand.a])]
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:

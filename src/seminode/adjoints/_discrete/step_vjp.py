@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._compile.torch_private import backpropagate
 from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
 from ..._stepping.interpolation import weights_at
@@ -98,7 +99,7 @@ def step_vjp(
     times = [] if shifts is None else [shifts.start, shifts.end, shifts.out]
     check(step, [*before, *times])
     del step, pairs  # the slopes are held by the graph alone, which frees them while it is differentiated
-    grads = torch.autograd.grad(values, [*before, *times, *targets], weights, allow_unused=True)
+    grads = backpropagate(values, [*before, *times, *targets], weights)
     first, second = len(before), len(before) + len(times)
     starts: list[Tensor | None] = list(grads[:first])
     if any(grad is not None for grad in starts):
