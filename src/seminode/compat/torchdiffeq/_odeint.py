@@ -14,7 +14,7 @@ from ...adjoints import Direct, Replay
 from ...extending import Observer
 from . import _arguments as arguments
 from . import _events as events
-from ._adjoint import AdjointNorms, PeerAdjoint, unpacking
+from ._adjoint import AdjointNorms, NamedParameters, PeerAdjoint
 from ._arguments import Callbacks, StepLimit
 from ._call import Call, call
 from ._methods import find, steps
@@ -166,10 +166,10 @@ def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, par
         method, options = "dopri5", {"norm": options["norm"]}
     taken = steps(func, state.y0, times, method, options, (rtol, atol))
     observers: list[Observer] = []
-    given = arguments.callbacks(func, "_adjoint")
+    given, named = arguments.callbacks(func, "_adjoint"), NamedParameters(params)
     if given:
         valid = arguments.supported(given, method or "dopri5", taken.method)
-        observers.append(Callbacks(valid, unpacking(state, params), torch.float64))
+        observers.append(Callbacks(valid, named.unpacking(state), torch.float64))
     if taken.max_num_steps is not None and len(times) > 1:
         observers.append(StepLimit(taken.max_num_steps, times.tolist()))
     return PeerAdjoint(
@@ -183,6 +183,7 @@ def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, par
         observers=observers,
         adjoint_options=options,
         tuple_norms=norms,
+        named=named,
         whole=bool(given) or taken.solver.carries_slopes,
     )
 
