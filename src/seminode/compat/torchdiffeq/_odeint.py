@@ -17,6 +17,7 @@ from . import _events as events
 from ._adjoint import AdjointNorms, NamedParameters, PeerAdjoint
 from ._arguments import Callbacks, StepLimit
 from ._call import Call, call
+from ._errors import ArgumentError
 from ._methods import find, steps
 
 
@@ -208,8 +209,16 @@ def odeint_dense(
     t = torch.stack([torch.as_tensor(x).reshape(()) for x in (t0, t1)])
     t = t if t.is_floating_point() else t.to(torch.float64)
     sol = call(func, y0, t, rtol, atol, method, options).run(Direct(), dense=True)
-    assert sol.dense is not None
-    return sol.dense.__call__
+    dense = sol.dense
+    assert dense is not None
+
+    def at(t: Any) -> Any:
+        try:
+            return dense(t)
+        except ValueError as error:
+            raise ArgumentError(f"{error}; pass t0 and t1 to odeint_dense that include it") from error
+
+    return at
 
 
 def odeint_event(
