@@ -133,7 +133,9 @@ def report(results: Mapping[str, Mapping[str, Measured]]) -> str:
             rows[-1] += found[who].row(reference, counted)
             speeds.setdefault(who, []).append(reference.seconds / found[who].seconds)
     columns = [
-        f"{who}: {what}" for who in ("drop-in", "switched") for what in ("first s", "s", "speed-up", "evaluations", "diff.")
+        f"{who}: {what}"
+        for who in ("drop-in", "switched")
+        for what in ("first s", "s", "speed-up", "evaluations", "diff.")
     ]
     text = table(("program", "original: s", "evaluations", *columns), rows)
     medians = ", ".join(

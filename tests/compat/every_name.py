@@ -12,10 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchcde
-import torchdiffeq
+import torchcde as torchcde_module
+import torchdiffeq as torchdiffeq_module
 from torch import Tensor, nn
 from torchdiffeq._impl.odeint import SOLVERS
+
+# Results depend on the arguments in ways that types do not tell.
+torchdiffeq: Any = torchdiffeq_module
+torchcde: Any = torchcde_module
 
 DOUBLE = torch.float64
 Y0 = torch.tensor([1.0, -0.5], dtype=DOUBLE)
@@ -95,7 +99,7 @@ def differentiated(ys: Any, field: Any, y0: Any, t: Tensor) -> list[Any]:
 def _methods() -> None:
     for method in (*ADAPTIVE, *ON_GRID, *ADAMS):
         assert method in SOLVERS
-        step = {} if method in ADAPTIVE else {"options": {"step_size": 0.05}}
+        step: dict[str, Any] = {} if method in ADAPTIVE else {"options": {"step_size": 0.05}}
         CASES[f"odeint {method}"] = lambda m=method, s=step: odeint(method=m, **LOOSE, **s)
         CASES[f"odeint_adjoint {method}"] = lambda m=method, s=step: adjoint(method=m, **LOOSE, **s)
     for solver in ("RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA"):
@@ -190,7 +194,9 @@ def _events() -> None:
     for name in ("odeint", "odeint_adjoint"):
         interface = getattr(torchdiffeq, name)
         CASES[f"odeint_event {name}"] = lambda i=interface: event(i, rtol=1e-9, atol=1e-9)
-        CASES[f"odeint_event {name} on a grid"] = lambda i=interface: event(i, method="rk4", options={"step_size": 0.01})
+        CASES[f"odeint_event {name} on a grid"] = lambda i=interface: event(
+            i, method="rk4", options={"step_size": 0.01}
+        )
     CASES["odeint_event reverse_time"] = lambda: event(torchdiffeq.odeint, True, rtol=1e-9, atol=1e-9)
     CASES["event_fn"] = lambda: [
         x.detach()
