@@ -275,3 +275,58 @@ def test_implicit_methods_have_their_order_and_gradients(method: str) -> None:
         torch.testing.assert_close(grads[0], grads[1], rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(grads[0], -torch.sin(t[-1]) * exact, rtol=0.1, atol=0.0)
     assert errors[0] / errors[1] == pytest.approx(2.0 ** ORDERS.get(method, 2), rel=0.35)
+
+
+class Computed:
+    """A field whose weight was computed from a parameter before the solve, with everything that watches it."""
+
+    def __init__(self, watched: str):
+        self.raw, self.bias, self.unused = (
+            torch.tensor(x, dtype=DOUBLE, requires_grad=True) for x in ([[0.3, -0.8], [0.5, 0.1]], [0.1, 0.2], [1.0])
+        )
+        self.weight = 2 * self.raw.tanh()
+        self.log: list[Any] = []
+        if watched == "callbacks":
+            self.callback_accept_step_adjoint = self.note
+
+    def __call__(self, t: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(y @ self.weight + self.bias)
+
+    def note(self, t: Any, parts: Any, dt: Any) -> None:
+        self.log.append([x.detach().clone() for x in parts])
+
+    def norm(self, parts: Any) -> Tensor:
+        self.note(None, parts, None)
+        return max(x.abs().max() for x in parts)
+
+    def adjoint_params(self, named: str) -> tuple[Tensor, ...]:
+        return {
+            "parameter": (self.raw, self.bias, self.unused),
+            "computed": (self.weight, self.bias, self.unused),
+            "twice": (self.weight, self.weight, self.bias),
+        }[named]
+
+
+@pytest.mark.parametrize("watched", ["callbacks", "norm"])
+@pytest.mark.parametrize("named", ["parameter", "computed", "twice"])
+def test_norms_and_callbacks_see_the_parameters_that_were_named(named: str, watched: str) -> None:
+    """Also where the field uses tensors that were computed from them, or where one is named twice."""
+    logs, grads = [], []
+    for library in (original, ours):
+        field, y0 = Computed(watched), start()
+        ys = library.odeint_adjoint(
+            field, y0, T, rtol=1e-8, atol=1e-9, adjoint_params=field.adjoint_params(named),
+            adjoint_options={"norm": field.norm if watched == "norm" else "seminorm"},
+        )  # fmt: skip
+        grads.append(torch.autograd.grad(ys.square().sum(), [y0, field.raw, field.bias]))
+        logs.append(field.log)
+    assert len(logs[0]) == pytest.approx(len(logs[1]), abs=1)
+    for theirs, found in zip(*logs, strict=False):
+        assert [x.shape for x in found] == [x.shape for x in theirs]
+        if (named, watched) != ("parameter", "norm"):  # the tolerance is that of the computed tensor
+            magnitudes = [[x.abs() for x in parts] for parts in (found, theirs)]  # the original solves in reversed time
+            torch.testing.assert_close(*magnitudes, rtol=1e-6, atol=1e-8)
+    if named == "twice":  # the original counts the gradient of such a tensor twice
+        grads[0] = grads[0][0], grads[0][1] / 2, grads[0][2]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-8)

@@ -37,6 +37,14 @@ def grid(f: Any, y: Any, t: Tensor) -> Tensor:
     return t[1:]
 
 
+def tolerance() -> Tensor:
+    return torch.tensor(1e-3, requires_grad=True)
+
+
+def backward(library: Any, **options: Any) -> None:
+    library.odeint_adjoint(Decay(), Y0.clone().requires_grad_(), T, **options).sum().backward()
+
+
 #: A wrong call, the type of error that the original raises, and what our message says about the remedy.
 WRONG: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     "y0 list": (lambda lib: lib.odeint(decay, [Y0], T), AssertionError, r"write tuple\(y0\)"),
@@ -97,6 +105,61 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     ),
     "blow-up": (lambda lib: lib.odeint(lambda t, y: 10 * y**2, Y0, T), AssertionError, "underflow in dt.*looser rtol"),
     "nan": (lambda lib: lib.odeint(decay, Y0 * float("nan"), T), AssertionError, "y0 holds a NaN"),
+    "nan later": (
+        lambda lib: lib.odeint(lambda t, y: -y * torch.where(t > 0.6, torch.nan, 1.0), Y0, T),
+        AssertionError,
+        r"just after t = 0\.6 the field or the state is NaN",
+    ),
+    "t number": (lambda lib: lib.odeint(decay, Y0, torch.tensor(1.0)), AssertionError, r"pass t\.reshape"),
+    "t nan": (lambda lib: lib.odeint(decay, Y0, T * float("nan")), AssertionError, "found .nan, nan, nan.*Sort"),
+    "atol": (lambda lib: lib.odeint(decay, Y0, T, atol=tolerance()), AssertionError, r"pass atol\.detach"),
+    "atols": (lambda lib: lib.odeint(decay, (Y0, Y0), T, atol=[1e-3]), AssertionError, "1 tolerances for 2 tensors"),
+    "dense y0": (lambda lib: lib.odeint_dense(decay, [Y0], T[0], T[2]), AssertionError, r"write tuple\(y0\)"),
+    "dense t": (
+        lambda lib: lib.odeint_dense(decay, Y0, T[0], T[2])(torch.tensor(-1.0)),
+        AssertionError,
+        r"known on \[0, .*found -1; pass t0 and t1",
+    ),
+    "event y0": (
+        lambda lib: lib.odeint_event(decay, [Y0], T[0], event_fn=lambda t, y: y[0][0] - 0.5),
+        AssertionError,
+        r"write tuple\(y0\)",
+    ),
+    "event max_num_steps": (
+        lambda lib: lib.odeint(decay, Y0, T[:2], event_fn=lambda t, y: y[0] + 1, options={"max_num_steps": 2}),
+        AssertionError,
+        r"max_num_steps exceeded \(2>=2\).*raise rtol",
+    ),
+    "event interp": (
+        lambda lib: lib.odeint(
+            decay, Y0, T[:2], event_fn=lambda t, y: y[0] - 0.5, method="rk4", options={"step_size": 0.1, "interp": "x"}
+        ),
+        ValueError,
+        "Unknown interpolation method x",
+    ),
+    "event blow-up": (
+        lambda lib: lib.odeint(lambda t, y: 10 * y**2, Y0, T[:2], event_fn=lambda t, y: y[0] + 1),
+        AssertionError,
+        "underflow in dt.*looser rtol",
+    ),
+    "adjoint_rtol": (lambda lib: backward(lib, adjoint_rtol=tolerance()), AssertionError, r"adjoint_rtol\.detach"),
+    "adjoint_atol": (lambda lib: backward(lib, adjoint_atol=tolerance()), AssertionError, r"adjoint_atol\.detach"),
+    "adjoint_method": (lambda lib: backward(lib, adjoint_method="rk5"), ValueError, 'Invalid method "rk5"'),
+    "adjoint max_num_steps": (
+        lambda lib: backward(lib, adjoint_options={"max_num_steps": 1}),
+        AssertionError,
+        "on the backward pass: max_num_steps.*raise rtol",
+    ),
+    "adjoint grid": (
+        lambda lib: backward(lib, method="euler", adjoint_options={"grid_constructor": grid}),
+        AssertionError,
+        r"must start at t\[0\] = 1\.0 .* Return",
+    ),
+    "adjoint max_order": (
+        lambda lib: backward(lib, method="rk4", adjoint_method="fixed_adams", adjoint_options={"max_order": 13}),
+        AssertionError,
+        "at most 12, found 13",
+    ),
 }
 
 
@@ -219,3 +282,24 @@ def test_one_time_is_the_start_itself() -> None:
         ):
             assert ys.shape == (1, 2)
             torch.testing.assert_close(torch.autograd.grad(ys.sum(), y0)[0], torch.ones(2))
+
+
+def test_a_field_with_too_few_tensors() -> None:
+    with pytest.raises(ValueError, match="one tensor for each of the 2 tensors of y0, found 1"):
+        ours.odeint(lambda t, y: (-y[0],), (Y0, Y0), T)
+
+
+@pytest.mark.slow
+def test_fixed_steps_that_meet_no_event_end() -> None:
+    options: dict[str, Any] = {"method": "euler", "options": {"step_size": 1e-3}, "event_fn": lambda t, y: y[0] + 1}
+    for library in (original, ours):
+        with pytest.raises(RuntimeError, match=r"20000"):
+            library.odeint(decay, Y0, T[:2], **options)
+
+
+def test_fixed_point_iterations_that_do_not_converge_warn() -> None:
+    call = lambda lib: lib.odeint(
+        lambda t, y: -50 * y, Y0, torch.linspace(0, 1, 12), method="implicit_adams", options={"max_iters": 1}
+    )
+    for library in (original, ours):
+        assert any("Functional iteration did not converge" in each for each in messages(call, library))

@@ -12,6 +12,7 @@ import torchcde as theirs
 from observations import series
 from torch import Tensor, nn
 
+import seminode as sn
 import seminode.compat.torchcde as ours
 from seminode.compat import torchdiffeq
 
@@ -324,8 +325,6 @@ def test_methods_of_torchsde(kind: str, noise: str, methods: list[str | None], a
             zs = torchcde.cdeint(X, field, z0, ts, adjoint=adjoint, **options)
             return zs, *gradients(zs, (z0, field.weight))
 
-        if kind == "ito" and adjoint:
-            continue  # torchsde's own adjoint needs the diffusion to be differentiable
         compare(run, rtol=1e-10, atol=1e-10)
 
 
@@ -446,3 +445,31 @@ def test_unknown_arguments_of_torchsde_warn() -> None:
     for torchcde in (theirs, ours):
         with pytest.warns(UserWarning, match="kind_of"):
             sde(torchcde, kind_of=1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by the tracer
+@pytest.mark.parametrize("adjoint", ["replay", "direct"])
+def test_compiled_steps_follow_their_coefficients(adjoint: Any) -> None:
+    """The same programs serve other coefficients, and coefficients that are changed in place."""
+    field, coeffs = Field(), coefficients(ours)
+
+    def run(coeffs: Tensor, X: Any = None) -> list[Any]:
+        coeffs = coeffs.clone().requires_grad_() if X is None else coeffs
+        X, z0 = interpolation(ours, coeffs) if X is None else X, start()
+        zs = ours.cdeint(X, field, z0, TS, adjoint=False, **TIGHT)
+        inputs = [x for x in (z0, field.weight, coeffs) if x.requires_grad]
+        return [zs.detach(), *gradients(zs, inputs)]
+
+    X = interpolation(ours, coeffs)
+    expected = [run(coeffs), run(2.0 * coeffs), run(3.0 * coeffs)]
+    with torchdiffeq.use(adjoint=adjoint, compile=True), warnings.catch_warnings():
+        warnings.simplefilter("error", sn.CompileWarning)
+        found = [run(coeffs), run(2.0 * coeffs)]
+        run(coeffs, X)
+        for buffer in (X._a, X._b, X._two_c, X._three_d):
+            buffer.mul_(3.0)
+        found.append(run(coeffs, X))
+    for a, b in zip(found, expected, strict=True):
+        for x, y in zip(a, b, strict=False):
+            torch.testing.assert_close(x, y, **CLOSE)

@@ -87,6 +87,8 @@ class GridPlan(Plan):
             beside = self.lowest if (c == 0.0) == (self.dt > 0.0) else self.highest
             if math.isfinite(beside):
                 return beside
+            if c == 0.0:
+                return self.t0
         if c == 1.0 and not self.sums_ends:
             return self.t1
         if self.single:

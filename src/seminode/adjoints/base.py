@@ -278,7 +278,7 @@ class ForwardPass:
             # The same solve once more, not a new one: nothing is inspected or drawn afresh.
             integrate(engine, RecordedSchedule(plans), y0, observers, memory=memory, check=False)
             return
-        schedule = self.schedule = self.schedule or self._schedule()
+        schedule = self.schedule = self.schedule or self._begun_schedule()
         if problem.events and self.search is None:
             search: Any = EventSearch if problem.lanes is None else LaneEventSearch
             self.search = search(problem.events, schedule, y0)
@@ -370,6 +370,13 @@ class ForwardPass:
             limits = problem.max_steps, self.capture is not None and not problem.events if run else False
             return LaneSchedule(controller, order, problem.lanes, problem.jumps, dtype, *limits)
         return Schedule(controller, order, problem.times, problem.jumps, dtype, controller.land)
+
+    def _begun_schedule(self) -> Schedule | LaneSchedule:
+        """A new schedule. A grid is constructed once only, so the first plan is taken from here."""
+        schedule = self._schedule()
+        if isinstance(schedule, Schedule):
+            self.__dict__.setdefault("start_plan", schedule.plan(1.0))  # a cached property
+        return schedule
 
     @cached_property
     def start_plan(self) -> Plan:

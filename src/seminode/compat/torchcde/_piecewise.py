@@ -53,6 +53,8 @@ class PiecewisePolynomial(InterpolationBase):
         return _at(path.derivative, t, path)
 
     def _current_path(self) -> Path:
+        if self._path is not None and torch.compiler.is_compiling():
+            return self._path  # versions cannot be traced; the solve has made the path current before
         buffers = self._buffers.values()
         if self._path is not None and all(
             x is y and version == _version(y) for (x, version), y in zip(self._made_from, buffers, strict=True)

@@ -112,7 +112,12 @@ def adapted(func: Callable[..., Any], state: State) -> Callable[..., Any]:
         return field
 
     def fields(t: Tensor, y: tuple[Tensor, ...]) -> Any:
-        return tuple(_like(f, x) for f, x in zip(func(t, y), y, strict=True))
+        found = tuple(func(t, y))
+        if len(found) != len(y):
+            raise ArgumentError(
+                f"func must return one tensor for each of the {len(y)} tensors of y0, found {len(found)}"
+            )
+        return tuple(_like(f, x) for f, x in zip(found, y, strict=True))
 
     return fields
 

@@ -105,15 +105,11 @@ class Call:
             observers.append(StepLimit(taken.max_num_steps, self.t.tolist()))
         return observers
 
-    def result(self, adjoint: Adjoint, params: Sequence[Tensor] | None = None, moving: bool = False) -> Any:
-        """The outputs or, with an event function, the event time and the states at the start and there.
-
-        `moving`: whether the event time and the state there move with what they depend on. In torchdiffeq they do not
-        before `odeint_event` makes them.
-        """
+    def result(self, adjoint: Adjoint, params: Sequence[Tensor] | None = None) -> Any:
+        """The outputs or, with an event function, the event time and the states at the start and there."""
         if self.event_fn is None:
             return self.run(adjoint, params).ys
-        return events.located(self, adjoint, params, moving)
+        return events.located(self, adjoint, params)
 
 
 def call(

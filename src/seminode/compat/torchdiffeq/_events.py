@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,7 +55,19 @@ def combined(event_fn: EventFunction, t0: Tensor, y0: Any) -> EventFunction:
     return smallest
 
 
-def located(call: Call, adjoint: Adjoint, params: Sequence[Tensor] | None, moving: bool) -> tuple[Tensor, Any]:
+class Moving(NamedTuple):
+    """An event function whose event time, and the state there, move with what they depend on.
+
+    In torchdiffeq they do not before `odeint_event` makes them.
+    """
+
+    function: EventFunction
+
+    def __call__(self, t: Tensor, y: Any) -> Any:
+        return self.function(t, y)
+
+
+def located(call: Call, adjoint: Adjoint, params: Sequence[Tensor] | None) -> tuple[Tensor, Any]:
     """The event time, and the states at the start and at the event, stacked."""
     assert call.event_fn is not None
     state, t = call.state, call.t
@@ -75,7 +87,7 @@ def located(call: Call, adjoint: Adjoint, params: Sequence[Tensor] | None, movin
             t=float(far),
         )
     time, y = sol.events[0].times[-1], _last(sol.events[0].states)
-    if not moving:
+    if not isinstance(call.event_fn, Moving):
         time, y = held(call.func, time, y)
     return time.to(t), _stacked(state.y0, y)
 

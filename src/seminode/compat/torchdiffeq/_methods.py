@@ -205,6 +205,7 @@ def _times(name: str, times: Any, t: Tensor) -> tuple[float, ...]:
     if times is None:
         return ()
     values = torch.as_tensor(times, dtype=torch.float64).detach().reshape(-1).tolist()
+    t = t.detach()
     start, backward = float(t[0]), len(t) > 1 and bool(t[1] < t[0])
     return tuple(x for x in values if (x <= start if backward else x >= start))
 

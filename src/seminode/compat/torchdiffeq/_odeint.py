@@ -14,9 +14,10 @@ from ...adjoints import Direct, Replay
 from ...extending import Observer
 from . import _arguments as arguments
 from . import _events as events
-from ._adjoint import AdjointNorms, PeerAdjoint, unpacking
+from ._adjoint import AdjointNorms, NamedParameters, PeerAdjoint
 from ._arguments import Callbacks, StepLimit
 from ._call import Call, call
+from ._errors import ArgumentError
 from ._methods import find, steps
 
 
@@ -49,11 +50,8 @@ def odeint(
     >>> bool((ys[-1] - torch.exp(torch.tensor(-1.0))).abs().max() < 1e-6)
     True
     """
-    return _direct(call(func, y0, t, rtol, atol, method, options, event_fn))
-
-
-def _direct(each: Call, moving: bool = False) -> Any:
-    return each.result(Direct() if each.adjoint is None else each.adjoint, moving=moving)
+    each = call(func, y0, t, rtol, atol, method, options, event_fn)
+    return each.result(Direct() if each.adjoint is None else each.adjoint)
 
 
 def odeint_adjoint(
@@ -88,30 +86,6 @@ def odeint_adjoint(
     >>> net.weight.grad.shape
     torch.Size([2, 2])
     """
-    return _adjoint(
-        *_prepared(
-            func, y0, t, rtol, atol, method, options, event_fn,
-            adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options, adjoint_params,
-        )
-    )  # fmt: skip
-
-
-def _prepared(
-    func: Callable[..., Any],
-    y0: Any,
-    t: Tensor,
-    rtol: Any = 1e-7,
-    atol: Any = 1e-9,
-    method: str | None = None,
-    options: dict[str, Any] | None = None,
-    event_fn: Callable[..., Any] | None = None,
-    adjoint_rtol: Any = None,
-    adjoint_atol: Any = None,
-    adjoint_method: str | None = None,
-    adjoint_options: dict[str, Any] | None = None,
-    adjoint_params: Iterable[Tensor] | None = None,
-) -> tuple[Call, Iterable[Tensor] | None, dict[str, Any]]:
-    """The call, the parameters, and the arguments of the backward solve."""
     if adjoint_params is None and not isinstance(func, nn.Module):
         raise ValueError(
             "func must be an instance of nn.Module to specify the adjoint parameters; alternatively they can be "
@@ -132,12 +106,10 @@ def _prepared(
         "method": method if adjoint_method is None else adjoint_method,
         "options": dict(adjoint_options),
     }
-    return each, adjoint_params, backward
+    return _adjoint(each, adjoint_params, backward)
 
 
-def _adjoint(
-    each: Call, adjoint_params: Iterable[Tensor] | None, backward: dict[str, Any], moving: bool = False
-) -> Any:
+def _adjoint(each: Call, adjoint_params: Iterable[Tensor] | None, backward: dict[str, Any]) -> Any:
     options, state = backward["options"], each.state
     params = _adjoint_params(each.func, adjoint_params, options)
     chosen = each.adjoint
@@ -145,14 +117,14 @@ def _adjoint(
         # A stiff equation cannot be solved backwards: its steps are differentiated, without keeping their graph.
         chosen = Direct() if each.t.requires_grad else Replay()
     if chosen is not None:
-        found = each.result(chosen, None if adjoint_params is None else params, moving)
+        found = each.result(chosen, None if adjoint_params is None else params)
         return _with_zeros(found, params)
     norms = AdjointNorms(state, each.steps.norm)
     # With an event, its own parameters are detected too, unless someone counts on the order of the gradients.
     detected = each.event_fn is not None and adjoint_params is None and not callable(options.get("norm"))
     options["norm"] = norms.chosen(options.get("norm"))
     adjoint = _peer_adjoint(each, backward, norms, params)
-    found = each.result(adjoint, None if detected and not adjoint.whole else params, moving)
+    found = each.result(adjoint, None if detected and not adjoint.whole else params)
     ys = found if each.event_fn is None else found[1]
     _attach(ys if state.shapes is None else ys[0], options)
     return found
@@ -166,10 +138,10 @@ def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, par
         method, options = "dopri5", {"norm": options["norm"]}
     taken = steps(func, state.y0, times, method, options, (rtol, atol))
     observers: list[Observer] = []
-    given = arguments.callbacks(func, "_adjoint")
+    given, named = arguments.callbacks(func, "_adjoint"), NamedParameters(params)
     if given:
         valid = arguments.supported(given, method or "dopri5", taken.method)
-        observers.append(Callbacks(valid, unpacking(state, params), torch.float64))
+        observers.append(Callbacks(valid, named.unpacking(state), torch.float64))
     if taken.max_num_steps is not None and len(times) > 1:
         observers.append(StepLimit(taken.max_num_steps, times.tolist()))
     return PeerAdjoint(
@@ -183,6 +155,7 @@ def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, par
         observers=observers,
         adjoint_options=options,
         tuple_norms=norms,
+        named=named,
         whole=bool(given) or taken.solver.carries_slopes,
     )
 
@@ -207,8 +180,16 @@ def odeint_dense(
     t = torch.stack([torch.as_tensor(x).reshape(()) for x in (t0, t1)])
     t = t if t.is_floating_point() else t.to(torch.float64)
     sol = call(func, y0, t, rtol, atol, method, options).run(Direct(), dense=True)
-    assert sol.dense is not None
-    return sol.dense.__call__
+    dense = sol.dense
+    assert dense is not None
+
+    def at(t: Any) -> Any:
+        try:
+            return dense(t)
+        except ValueError as error:
+            raise ArgumentError(f"{error}; pass t0 and t1 to odeint_dense that include it") from error
+
+    return at
 
 
 def odeint_event(
@@ -239,10 +220,8 @@ def odeint_event(
     """
     t0 = torch.as_tensor(t0).reshape(-1)
     t = torch.cat([t0, t0.detach() + (-1.0 if reverse_time else 1.0)])
-    if odeint_interface is odeint:
-        return _moving(func, y0, t, event_fn=event_fn, **kwargs)
-    if odeint_interface is odeint_adjoint:
-        return _adjoint(*_prepared(func, y0, t, event_fn=event_fn, **kwargs), moving=True)
+    if odeint_interface in (odeint, odeint_adjoint):
+        return odeint_interface(func, y0, t, event_fn=events.Moving(event_fn), **kwargs)
     time, ys = odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
     function = events.combined(event_fn, t0[0].detach(), y0)
     y = tuple(x[-1] for x in ys) if isinstance(ys, tuple) else ys[-1]
@@ -250,21 +229,6 @@ def odeint_event(
     if isinstance(ys, tuple):
         return time, tuple(torch.cat([x[:-1], end[None]]) for x, end in zip(ys, y, strict=True))
     return time, torch.cat([ys[:-1], y[None]])
-
-
-def _moving(
-    func: Callable[..., Any],
-    y0: Any,
-    t: Tensor,
-    *,
-    event_fn: Callable[..., Any],
-    rtol: Any = 1e-7,
-    atol: Any = 1e-9,
-    method: str | None = None,
-    options: dict[str, Any] | None = None,
-) -> tuple[Tensor, Any]:
-    """`odeint` up to an event that moves."""
-    return _direct(call(func, y0, t, rtol, atol, method, options, event_fn), moving=True)
 
 
 def _adjoint_params(
