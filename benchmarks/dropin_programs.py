@@ -45,9 +45,15 @@ class Network(Counted):
         return self.net(y if self.inner is None else self.inner(y))
 
 
-def train(model: nn.Module, loss: Callable[[int], Tensor], iterations: int, rate: float = 1e-3) -> list[Tensor]:
+def train(
+    model: nn.Module,
+    loss: Callable[[int], Tensor],
+    iterations: int,
+    rate: float = 1e-3,
+    optimiser: torch.optim.Optimizer | None = None,
+) -> list[Tensor]:
     """Losses and, at the end, the parameters."""
-    optimiser = torch.optim.RMSprop(model.parameters(), lr=rate)
+    optimiser = optimiser or torch.optim.RMSprop(model.parameters(), lr=rate)
     losses = []
     for i in range(iterations):
         optimiser.zero_grad()
@@ -130,7 +136,8 @@ def ode_net(library: Any, iterations: int) -> Outcome:
         ends = library.odeint_adjoint(model.field, model.into(images), torch.tensor([0.0, 1.0]), rtol=1e-3, atol=1e-3)
         return functional.cross_entropy(model.out(ends[-1].mean((2, 3))), labels)
 
-    return Outcome(train(model, loss, iterations), model.field.nfe)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Outcome(train(model, loss, iterations, optimiser=optimiser), model.field.nfe)
 
 
 class FlowField(Counted):
