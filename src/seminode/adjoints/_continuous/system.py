@@ -186,8 +186,9 @@ class AdjointSystem:
             parts.insert(0, of_z.new_zeros(1) if of_time is None else of_time.reshape(1).to(of_z.dtype))
         if self.integrals_in_state:
             pairs = zip(of_params, self.targets, strict=True)
-            parts += [_like(torch.zeros_like(x) if g is None else g, of_z).reshape(-1) for g, x in pairs]
-        if not self.integrals_in_state:
+            grads = [torch.zeros_like(x) if g is None else g for g, x in pairs]
+            parts += [(g if g.dtype == of_z.dtype else _like(g, of_z)).reshape(-1) for g in grads]
+        else:
             parts[-1] = parts[-1].neg()
         k = torch.cat(parts)
         if self.integrals_in_state:
