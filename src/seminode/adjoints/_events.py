@@ -307,6 +307,8 @@ class EventSolve:
         ys = torch.cat(rows) if rows else problem.y0.new_empty(0, *problem.y0.shape)
         coefficients = torch.cat(self._coefficients) if self._coefficients else result.coefficients
         knots = torch.cat(self._knots) if self._knots else problem.ts[:1]
+        if len(knots) == 1:  # no step was taken: an interval without length, as of a solve without events
+            knots = knots.expand(2)
         self._report.parts = self._reports
         record = None if forward.recorder is None else forward.recorder.record(self._report)
         stats = forward.counter.stats(report=self._report)
