@@ -288,6 +288,13 @@ def test_a_zero_at_the_start_is_no_event() -> None:
         assert torch.allclose(sol.events[0].times, torch.tensor([10.0 / GRAVITY], dtype=F64))
 
 
+def test_an_interval_without_length_has_a_dense_solution() -> None:
+    sol = sn.solve(rotation, WAVE, [1.0, 1.0], event=sn.Event(lambda t, y: y[0]), dense=True)
+    assert sol.dense is not None
+    assert sol.events[0].counts == 0
+    torch.testing.assert_close(sol.dense(1.0), WAVE)
+
+
 def test_an_event_may_be_at_the_end() -> None:
     sol = sn.solve(rotation, WAVE, [0.0, 1.0, 2.0], event=sn.Event(lambda t, y: t - 2.0 + 0.0 * y[0]))
     assert sol.events[0].times.tolist() == [2.0]
@@ -438,6 +445,7 @@ def test_events_check_themselves(options: dict[str, Any], message: str) -> None:
         (sn.Event(lambda t, y: torch.log(y[0] + 1.0 - 100.0 * t)), r"event\[0\].fn: returned a NaN"),
         (sn.Event(lambda t: t), r"event\[0\].fn: is called with \(t, y\), but it takes \(t\)"),
         (sn.Event(lambda t, y: y.mul_(0.0)[0]), r"event\[0\].fn: changed y in place"),
+        (sn.Event(lambda t, y: y[0] - t.mul_(2.0)), r"event\[0\].fn: changed t in place"),
         (sn.Event(height, reset=lambda t, y: None), r"event\[0\].reset: returned None"),
         (sn.Event(height, reset=lambda t, y: (y, y)), r"event\[0\].reset: expected the nesting of y0"),
         (sn.Event(height, reset=lambda t, y: y[:1]), r"event\[0\].reset: expected shape \(2,\) as in y0"),

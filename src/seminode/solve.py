@@ -238,6 +238,8 @@ def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> For
         for function in problem.events:
             pairs = ("fn", function.event.fn), ("reset", function.event.reset)
             called += [(f"{function.name}.{name}", func) for name, func in pairs if func is not None]
+        jacobian = getattr(problem.solver, "jacobian", None)
+        called += [("jacobian", jacobian)] if callable(jacobian) else []
         for name, func in called:
             explanation = checks.explain_call(func, problem.field.args, name)
             if explanation is not None:

@@ -392,3 +392,22 @@ def test_a_parameter_that_changes_before_the_backward_pass_is_noticed() -> None:
         inputs["weight"].mul_(2.0)
     with pytest.raises(RuntimeError, match="inplace"):
         loss(sol).backward()
+
+
+@pytest.mark.parametrize("adjoint", ["direct", "replay", "backsolve", "interpolating"])
+@pytest.mark.parametrize("reset", [None, lambda t, y: y - 3.0], ids=["recorded", "reset"])
+def test_an_event_at_a_jump(adjoint: Any, reset: Any) -> None:
+    """The event moves with y0, the jump does not: between them the field before the jump holds."""
+    y0 = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    event = sn.Event(lambda t, y: y[0] - 0.5, terminal=False, reset=reset)
+    sol = sn.solve(
+        lambda t, y: torch.where(t < 0.5, 1.0, 2.0) * torch.ones_like(y),
+        y0,
+        [0.0, 1.0],
+        jumps=[0.5],
+        event=event,
+        adjoint=adjoint,
+    )
+    assert sol.events[0].times.tolist() == [0.5]
+    (grad,) = torch.autograd.grad(sol.ys[-1].sum(), y0)
+    assert grad.item() == pytest.approx(1.0)

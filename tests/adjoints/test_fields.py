@@ -252,3 +252,22 @@ def test_evaluations_are_counted(name: str) -> None:
     torch.autograd.grad(sol.ys.square().sum(), [y0, ts, WEIGHT])
     assert sol.stats.backward is not None
     assert calls == sol.stats.backward.nfe + sol.stats.backward.checks
+
+
+@pytest.mark.parametrize("name", ["direct", *ADJOINTS])
+@pytest.mark.parametrize("options", [{}, {"norm": "auto"}], ids=["plain", "auto norm"])
+def test_lazy_modules_without_shapes_are_refused(name: str, options: dict[str, Any]) -> None:
+    adjoint, more = ADJOINTS.get(name, (sn.Direct(), {}))
+    for field, place in (
+        (nn.LazyLinear(2), "'weight' of LazyLinear"),
+        (nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), "'1.weight' of Sequential"),
+    ):
+        with pytest.raises(ValueError, match=f"field: {place} is a lazy parameter .* call the module once"):
+            sn.solve(lambda t, y, f=field: f(y), torch.ones(3, 2), [0.0, 1.0], adjoint=adjoint, **more, **options)
+
+
+def test_lazy_modules_with_shapes_are_modules_like_others() -> None:
+    field = nn.LazyLinear(2)
+    field(torch.ones(3, 2))
+    sn.solve(lambda t, y: field(y), torch.ones(3, 2), [0.0, 1.0]).ys[-1].sum().backward()
+    assert field.weight.grad is not None

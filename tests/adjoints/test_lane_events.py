@@ -299,3 +299,19 @@ def test_compiled_steps_give_the_same_gradients(adjoint: str, monkeypatch: pytes
     assert [x.counts.tolist() for x in sol.events] == [x.counts.tolist() for x in eager.events]
     for name, grad in expected.items():
         torch.testing.assert_close(found[name], grad, rtol=1e-8, atol=1e-8, msg=name)
+
+
+def test_an_event_at_a_jump() -> None:
+    """In sample 0 the event is exactly at the jump, in the others before and after it."""
+    y0 = torch.tensor([[0.0], [0.1], [-0.1]], dtype=torch.float64, requires_grad=True)
+    event = sn.Event(lambda t, y: y[:, 0] - 0.5, direction=1, reset=lambda t, y: y - 3.0)
+    sol = sn.solve(
+        lambda t, y: torch.where(t < 0.5, 1.0, 2.0)[:, None] * torch.ones_like(y),
+        y0,
+        [0.0, 1.0],
+        jumps=[0.5],
+        event=event,
+        batched=True,
+    )
+    (grad,) = torch.autograd.grad(sol.ys[-1].sum(), y0)
+    torch.testing.assert_close(grad, torch.ones_like(grad))

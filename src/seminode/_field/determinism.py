@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import StatefulFieldWarning, warn
 from .places import CACHE, Change, Contents
@@ -94,8 +95,20 @@ class Buffer:
         return restore
 
 
+def refuse_lazy(modules: Sequence[nn.Module]) -> None:
+    """Refuse modules whose parameters have no shape yet: their first call would create parameters during a solve."""
+    for root in modules:
+        for name, x in (*root.named_parameters(), *root.named_buffers()):
+            if is_lazy(x):
+                raise ValueError(
+                    f"field: {name!r} of {type(root).__name__} is a lazy parameter or buffer without a shape; call the "
+                    "module once with an input of the right shape before you solve (and before you make an optimiser)"
+                )
+
+
 def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
-    """The buffers of the modules and of all their parts, each once."""
+    """The buffers of the modules and of all their parts, each once; modules must have their shapes already."""
+    refuse_lazy(modules)
     found: list[Buffer] = []
     seen: set[nn.Module] = set()
     for root in modules:

@@ -63,10 +63,11 @@ class EventFunction:
         return layout.join(leaves).to(y.dtype)
 
     def _called(self, func: Callable[..., Any], what: str, t: Tensor, y: Tensor) -> Any:
-        field, version = self._field, y._version
+        field, versions = self._field, (t._version, y._version)
         answer = func(t, field.layout.unpack(y.to(field.dtype)), *field.args)
-        if y._version != version:
-            raise ValueError(f"{self.name}.{what}: changed y in place; expected a new tensor for the result")
+        for name, x, version in zip("ty", (t, y), versions, strict=True):
+            if x._version != version:
+                raise ValueError(f"{self.name}.{what}: changed {name} in place; expected a new tensor for the result")
         return answer
 
     def _refuse(self, answer: Any, y: Tensor) -> None:

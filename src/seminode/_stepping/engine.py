@@ -38,6 +38,11 @@ class JacobianEvaluator(Evaluator, Protocol):
 
     counter: Counter
 
+    @property
+    def eps(self) -> float:
+        """The rounding error of the field's answers."""
+        ...
+
     def jacobian(
         self, t: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
     ) -> Jacobian:
@@ -117,6 +122,10 @@ class EagerEvaluator:
     def counter(self) -> Counter:
         return self._log.counter
 
+    @property
+    def eps(self) -> float:
+        return self._field.eps
+
     def jacobian(
         self, t: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
     ) -> Jacobian:
@@ -141,7 +150,7 @@ class StageEvaluate:
     ):
         self._evaluate, self._evaluator, self._plan = evaluate, evaluator, plan
         self.norm, self.orders = norm, orders
-        self.counter = evaluator.counter
+        self.counter, self.eps = evaluator.counter, evaluator.eps
 
     def __call__(self, c: float, y: Tensor, *, stage: int | None) -> Tensor:
         return cast(Any, self._evaluate)(c, y, stage=stage)

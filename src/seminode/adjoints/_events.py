@@ -28,7 +28,7 @@ from ..errors import NonFiniteState, SolveError, ZenoBehaviour
 from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
-from ._landing import differentiable_landing
+from ._landing import differentiable_landing, landing_engine
 from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of, wide_dtype
 
 #: An event that occurs this often in a row after an ever shorter time, below CLOSE times that since the start, gets
@@ -180,7 +180,14 @@ class EventSolve:
         assert forward.search is not None
         forward.schedule.resume(t, self._was_reset)
         forward.search.resume()
-        ts = torch.cat([landed.t.reshape(1).to(problem.ts.device), problem.ts[cursor:].to(landed.t.dtype)])
+        start = landed.t
+        if t in problem.jumps and landed.shift.requires_grad:
+            # The next stretch starts at the jump, which does not move. Between the event and the jump, an interval
+            # without length, the state follows the field before the jump.
+            with torch.no_grad():
+                slope = landing_engine(forward, y, None).evaluate(landing.step.plan.stage_time(1.0), y.detach())
+            y, start = y - landed.shift * slope, start.detach()
+        ts = torch.cat([start.reshape(1).to(problem.ts.device), problem.ts[cursor:].to(landed.t.dtype)])
         return forward.following(replace(problem, y0=y, ts=ts, times=(t, *problem.times[cursor:])))
 
     # The event itself
@@ -307,6 +314,8 @@ class EventSolve:
         ys = torch.cat(rows) if rows else problem.y0.new_empty(0, *problem.y0.shape)
         coefficients = torch.cat(self._coefficients) if self._coefficients else result.coefficients
         knots = torch.cat(self._knots) if self._knots else problem.ts[:1]
+        if len(knots) == 1:  # no step was taken: an interval without length, as of a solve without events
+            knots = knots.expand(2)
         self._report.parts = self._reports
         record = None if forward.recorder is None else forward.recorder.record(self._report)
         stats = forward.counter.stats(report=self._report)

@@ -181,7 +181,13 @@ class LaneEventSolve:
         ts = problem.ts if problem.ts.ndim == 2 else problem.ts.expand(len(lanes), -1)
         device = ts.device
         ts = ts.to(landed.t.dtype).gather(1, columns.to(device))
-        ts = torch.cat([landed.t.unsqueeze(1).to(device), ts], 1)
+        t, on_jump = landed.t, torch.isin(landed.plan.t1, torch.tensor(problem.jumps, dtype=torch.float64)) & running
+        if landed.shift.requires_grad and bool(on_jump.any()):  # as in a solve that is not batched
+            with torch.no_grad():
+                slope = landing_engine(forward, y, None).evaluate(landed.plan.stage_time(1.0), y.detach())  # type: ignore[arg-type]
+            moved = y - landed.shift.reshape(-1, *(1 for _ in y.shape[1:])) * slope
+            y, t = torch.where(mask(on_jump, y), moved, y), torch.where(on_jump.to(t.device), t.detach(), t)
+        ts = torch.cat([t.unsqueeze(1).to(device), ts], 1)
         ts = torch.where(running.unsqueeze(1).to(device), ts, times.to(ts))
         hull = float(times.min()), float(times.max())
         self._numbers = running, before

@@ -252,7 +252,17 @@ class StageSystem:
                 products = [_weighted(row, slopes) for row in a]
             return x - dt * torch.cat(products)
 
-        return gmres(apply, r.reshape(-1), self._tolerance).reshape(shape)
+        b = r.reshape(-1)
+        x = gmres(apply, b, self._tolerance)
+        # A residual that rounding leaves in a large system is larger than the tolerance, but far below this limit.
+        left, limit = _norm(b - apply(x)), math.sqrt(torch.finfo(b.dtype).eps) * _norm(b)
+        if left > limit:
+            raise RuntimeError(
+                "linear_solver: GMRES does not solve the linear system of a derivative (it leaves "
+                f"{left / _norm(b):.1g} of the right-hand side), so that the gradient would be wrong. Pass "
+                "linear_solver='dense', or take shorter steps, which make the system easier"
+            )
+        return x.reshape(shape)
 
 
 def _matrix_free(jacobian: Jacobian) -> MatrixFree:
@@ -273,6 +283,8 @@ def given_jacobian(matrix: Any, y: Tensor, choice: LinearSolver) -> BlockJacobia
         raise ValueError(f"jacobian: expected a tensor of shape {' or '.join(map(str, shapes))}, found {found}")
     if choice == "batched" and matrix.ndim == 2:
         raise ValueError(f"jacobian: linear_solver='batched' expects shape {shapes[-1]}, found {tuple(matrix.shape)}")
+    if matrix.is_complex():
+        raise TypeError(f"jacobian: expected a real matrix for a real state, found {matrix.dtype}")
     matrix = matrix.detach().to(y)
     return BlockJacobian(matrix if matrix.ndim == 3 else matrix[None])
 
@@ -288,14 +300,20 @@ def gmres(apply: Callable[[Tensor], Tensor], b: Tensor, tolerance: float) -> Ten
     for _ in range(RESTARTS):
         if not target < size < math.inf:
             break
-        basis, triangle, rotated = _krylov(apply, r, size, target)
-        weights = _substituted(triangle, rotated)
-        for q, weight in zip(basis, weights, strict=False):
-            x = torch.add(x, q, alpha=weight)
+        x = x + _correction(apply, r, size, target)
         before, r = size, b - apply(x)
         size = _norm(r)
         if size > 0.9 * before:  # no progress that would pay
             break
+    return x
+
+
+def _correction(apply: Callable[[Tensor], Tensor], r: Tensor, size: float, target: float) -> Tensor:
+    """The x of a Krylov space with the least residual. The basis is freed before the next one is built."""
+    basis, triangle, rotated = _krylov(apply, r, size, target)
+    x = torch.zeros_like(r)
+    for q, weight in zip(basis, _substituted(triangle, rotated), strict=False):
+        x = torch.add(x, q, alpha=weight)
     return x
 
 

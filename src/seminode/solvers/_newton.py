@@ -19,7 +19,8 @@ from .._field.linearisation import from_real, to_real
 from .._stepping.combination import scaled_sum, sparse
 from ..norms import ErrorNorm
 from ._linear import Jacobian, Spectrum, StageFactors
-from .base import IterationCounter
+from ._stages import Block
+from .base import ImplicitEvaluate, IterationCounter
 
 #: A factorisation for another step size slows Newton's method to this rate at most; see `newton`.
 MISMATCH = 0.3
@@ -27,6 +28,8 @@ MISMATCH = 0.3
 AHEAD = 1.5
 #: A Jacobian is evaluated anew where Newton's method converges more slowly than this, and for a new factorisation.
 SLOW, AGED = 0.4, 0.1
+#: Where an update removes less than this of an error, the Jacobian is not that of the field: see `reach_of_updates`.
+TOO_SHORT = 0.02
 #: Iterations before a step counts as failed, with a tolerance and to rounding.
 ITERATIONS, ITERATIONS_TO_ROUNDING = 10, 50
 
@@ -73,8 +76,8 @@ class ToRounding:
 
     iterations = ITERATIONS_TO_ROUNDING
 
-    def __init__(self, like: Tensor):
-        self._eps = torch.finfo(like.dtype).eps
+    def __init__(self, eps: float):
+        self._eps = eps  # of the field, which may answer in half precision
         self._small = max(32.0, 1e-4 / math.sqrt(self._eps))
         self._norm = math.inf
 
@@ -167,6 +170,31 @@ def newton(
             damping, full = 1.0, True
         before = size
     return Iterated(increments, False, count, worst, carried)
+
+
+def reach_of_updates(evaluate: ImplicitEvaluate, block: Block, dt: float, y0: Tensor, factors: StageFactors) -> float:
+    """The part of a small error that one update removes, of the entry where that is least; 1 with an exact Jacobian.
+
+    Where a Jacobian that was passed by the user is too large, updates are too short. They look as if Newton's method
+    had converged, so that its own test cannot notice that. Errors of random signs are tried twice, since in one of
+    them the effects of several entries may cancel.
+    """
+    magnitude = y0.abs()
+    size = math.sqrt(evaluate.eps) * (magnitude + 1e-3 * magnitude.amax().clamp(min=1e-3))
+    if evaluate.norm is not None:
+        size = torch.maximum(size, evaluate.norm.allowed(magnitude))
+    generator = torch.Generator().manual_seed(0)
+    start = [evaluate(c, y0, stage=None) for c in block.nodes]
+    removed: list[Tensor] = []
+    for _ in range(2):
+        error = (torch.randint(0, 2, (len(start), *y0.shape), generator=generator).to(y0) * 2.0 - 1.0) * size
+        states = zip(block.nodes, error, start, strict=True)
+        slopes = [evaluate(c, y0 + x, stage=None) - k for c, x, k in states]
+        residual = error - torch.stack([scaled_sum(dt, sparse(row), slopes) for row in block.a])
+        flat = factors.solve(torch.stack([to_real(x) for x in residual]))
+        removed.append(torch.stack([from_real(x, y0) for x in flat]).abs() / error.abs())
+    least = float(torch.maximum(*removed).amin())
+    return min(least, 1.0) if math.isfinite(least) else 1.0  # a field that is NaN beside the solution is not judged
 
 
 class Linear(NamedTuple):

@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from .._field.linearisation import Linearisation, from_real, to_real
 from .._stepping.combination import MovingStep, StepSize, combine, length, scaled_sum, sparse
+from .._untyped import unpack_dual
 from ..tableaux_implicit import ImplicitTableau
 from ._linear import Jacobian, LinearSolver, StageSystem, jacobian_of
 from .base import ImplicitEvaluate
@@ -183,3 +184,12 @@ def predictors(tableau: ImplicitTableau) -> dict[int, tuple[tuple[int, float], .
         weights = lagrange(nearest, tableau.c[i])
         found[i] = tuple((by_node[c], w) for c, w in zip(nearest, weights, strict=True))
     return found
+
+
+def without_tangent(f: Tensor) -> Tensor:
+    """A state or an evaluation; where it carries a tangent, that of a solution of equations would be wrong."""
+    if unpack_dual(f)[1] is not None:
+        raise ValueError(
+            "solver: implicit solvers have no forward-mode derivative; use an explicit one such as 'dopri5'"
+        )
+    return f

@@ -37,12 +37,14 @@ class ImplicitEvaluate(Protocol):
     """What an implicit solver evaluates the field with.
 
     Evaluations that only search for a stage have no number. `norm` measures errors by the tolerance of the solve;
-    without one, equations are solved to rounding. `orders` is how often a step may be differentiated.
+    without one, equations are solved to `eps`, the rounding error of the field. `orders` is how often a step may be
+    differentiated.
     """
 
     norm: ErrorNorm | None
     orders: int
     counter: IterationCounter
+    eps: float
 
     def __call__(self, c: float, y: Tensor, /, *, stage: int | None) -> Tensor: ...
 

@@ -14,11 +14,10 @@ from .._compile.torch_private import transforms_active
 from .._field.linearisation import from_real, to_real
 from .._stepping.combination import MovingStep, SparseWeights, StepSize, scaled_sum, sparse
 from .._stepping.interpolation import weights_at
-from .._untyped import unpack_dual
 from ..tableaux_implicit import ImplicitTableau
 from ._linear import Factor, Jacobian, LinearSolver, Spectrum, StageFactors
-from ._newton import Linear, ToRounding, WithinTolerance, newton, remaining
-from ._stages import Block, Differentiated, Stages, predictors, run_stages
+from ._newton import TOO_SHORT, Linear, ToRounding, WithinTolerance, newton, reach_of_updates, remaining
+from ._stages import Block, Differentiated, Stages, blocks_of, predictors, run_stages, without_tangent
 from .base import ImplicitEvaluate, Solver, StepResult
 
 ImplicitName = Literal[
@@ -128,7 +127,7 @@ class ImplicitRungeKutta(Solver):
                 f"solver: {self.name!r} looks at values and cannot be used inside a torch.func transform; use an "
                 "explicit solver with sn.FixedStep"
             )
-        _checked(y0)
+        without_tangent(y0)
         k1 = memory.slope
         if k1 is None and (tableau.explicit_start or tableau.e_start):
             k1 = evaluate(0.0, y0, stage=0)
@@ -181,8 +180,14 @@ class ImplicitRungeKutta(Solver):
         if factors is None:
             return Attempt(None, linear, 1.0, "the matrix I − γ·dt·J of Newton's method is singular")
         norm = evaluate.norm
-        criterion = ToRounding(y0) if norm is None else WithinTolerance(norm, self.newton_tolerance, y0)
+        criterion = ToRounding(evaluate.eps) if norm is None else WithinTolerance(norm, self.newton_tolerance, y0)
         carried, rate, least = memory.carried, 0.0, remaining(linear.mismatch(dt))
+        if self.jacobian is not None and (memory.linear is None or factors is not memory.linear.factors):
+            reach = reach_of_updates(evaluate, blocks_of(self.tableau)[0], dt, y0, factors)
+            if reach < TOO_SHORT:
+                reason = "the matrix that jacobian= returns is not that of the field (far too large?)"
+                return Attempt(None, linear, 1.0, reason)
+            carried = max(carried, 1.0 / reach - 1.0)
         previous: list[Tensor] = []
 
         def refresh(block: Block, states: Tensor) -> StageFactors | None:
@@ -193,7 +198,7 @@ class ImplicitRungeKutta(Solver):
             nonlocal carried, rate
             guess = self._guess(block, dt, starts, slopes, memory, previous)
             found = newton(
-                lambda j, y: _checked(evaluate(block.nodes[j], y, stage=None)),
+                lambda j, y: without_tangent(evaluate(block.nodes[j], y, stage=None)),
                 block.a,
                 dt,
                 starts,
@@ -296,15 +301,6 @@ class ImplicitRungeKutta(Solver):
 
     def __hash__(self) -> int:
         return hash((type(self), *vars(self).values()))
-
-
-def _checked(f: Tensor) -> Tensor:
-    """A state or an evaluation; where it carries a tangent, that of a solution of equations would be wrong."""
-    if unpack_dual(f)[1] is not None:
-        raise ValueError(
-            "solver: implicit solvers have no forward-mode derivative; use an explicit one such as 'dopri5'"
-        )
-    return f
 
 
 class ImplicitEuler(ImplicitRungeKutta):

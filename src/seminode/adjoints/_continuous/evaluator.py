@@ -37,6 +37,10 @@ class AdjointEvaluator:
     def counter(self) -> Counter:
         return self._log.counter
 
+    @property
+    def eps(self) -> float:
+        return self._system.field.eps
+
     def jacobian(
         self, t: float, y: Tensor, linear_solver: LinearSolver, function: Callable[..., Tensor] | None
     ) -> Jacobian:
