@@ -114,7 +114,7 @@ def backward_evaluations(
     """
     field, start, ts, weights, tolerances = random_problem(seed)
     if rtol is not None:
-        tolerances = {"rtol": rtol, "atol": 1e-2 * rtol}
+        tolerances.update(rtol=rtol, atol=1e-2 * rtol)
     if only_ends:
         ts, weights = ts[[0, -1]], weights[[0, -1]]
     weights[list(silent)] = 0.0
