@@ -67,9 +67,12 @@ def test_front_ends_are_bounded(few_front_ends: int) -> None:
 
 def test_a_front_end_that_is_in_use_stays(few_front_ends: int) -> None:
     field = Field()
+    solve(field, (1,))
+    (in_use,) = graph._front_ends.values()
     for n in range(2, 11):
         solve(field, (1,))
         solve(field, (n,))
+    assert any(each is in_use for each in graph._front_ends.values())  # it was not made again either
     kept = {layout.shapes[0][0] for layout, *_ in graph._front_ends}  # type: ignore[misc]
     assert 1 in kept
     assert len(kept) == few_front_ends
