@@ -1,6 +1,37 @@
 """Settings for all tests."""
 
+import gc
+import sys
+
 import torch
 
 # The tensors are small and other work may be going on: threads that wait for each other would cost more than they give.
 torch.set_num_threads(1)
+
+# Modules and collected tests are a million objects that live until the end. Left to itself, Python's garbage collector
+# walks through all of them again and again, which takes up to a quarter of the time. So it rests while they are made,
+# forgets about them, and looks less often at the rest (the first threshold is 700 otherwise).
+THRESHOLDS = 10_000, 10, 10
+#: Freeze again after so many new modules: PyTorch imports its compiler when it is first used.
+NEW_MODULES = 200
+_frozen_modules = 0
+
+gc.disable()
+
+
+def _freeze() -> None:
+    global _frozen_modules
+    gc.collect()
+    gc.freeze()
+    _frozen_modules = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+    gc.set_threshold(*THRESHOLDS)
+    gc.enable()
+
+
+def pytest_runtest_logfinish() -> None:
+    if len(sys.modules) >= _frozen_modules + NEW_MODULES:
+        _freeze()

@@ -108,11 +108,18 @@ def gradients(problem: Case, **options: Any) -> tuple[dict[str, list[Tensor]], s
     }, solution
 
 
-def directional(problem: Case, name: str, directions: Sequence[Tensor], h: float, **options: Any) -> float:
-    """The fourth-order central difference of the loss along a direction of one kind of input."""
+def directional(
+    problem: Case, name: str, directions: Sequence[Tensor], h: float, order: int = 4, **options: Any
+) -> float:
+    """The central difference of the loss along a direction of one kind of input, of order four or two.
+
+    The second order takes half as many solves. It is enough for a step h whose square is far below the tolerance.
+    """
 
     def at(x: float) -> float:
         with torch.no_grad():
             return float(loss(problem.moved(name, directions, x).solve(**options).ys))
 
+    if order == 2:
+        return (at(h) - at(-h)) / (2.0 * h)
     return (8.0 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12.0 * h)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from seminode_lab.counting import strided
-from seminode_lab.figures import Drawn
+from seminode_lab.figures import Drawn, animation, style
 from seminode_lab.settings import TOLERANCES, Settings, modes_of
 from seminode_lab.store import Run
 from seminode_lab.training import SPLITS, Schedule
@@ -151,6 +153,12 @@ def draw(runs: Sequence[Any], folder: Path, out: Path) -> list[Drawn]:
             gif.write_bytes(GIF)
         found.append(Drawn(name, f"The title of {name}", f"What {name} shows & how.", image, svg, gif))
     return found
+
+
+def draw_coarsely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw real figures and animations with fewer pixels, where a test does not look at them."""
+    monkeypatch.setattr(style, "save_png", partial(style.save_png, dpi=40))
+    monkeypatch.setattr(animation, "PIXELS", 20)
 
 
 def pendulum_times(batches: int, steps: int) -> dict[str, np.ndarray]:

@@ -361,11 +361,23 @@ def test_modules_and_functions_stay_small() -> None:
                 assert (node.end_lineno or 0) - node.lineno + 1 - doc <= 60, (path, node.name)
 
 
-def test_importing_loads_nothing_of_the_lab() -> None:
-    code = "import sys, seminode; print(*sorted({m.split('.')[0] for m in sys.modules}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+LOADED = """
+import sys, seminode
+print(*{name.split(".")[0] for name in sys.modules}, file=sys.stderr)
+from seminode import cli
+cli.main(["data", "status"])
+print(*{name.split(".")[0] for name in sys.modules}, file=sys.stderr)
+"""
+
+
+def test_importing_and_the_data_command_load_nothing_of_the_lab() -> None:
+    run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    imported, after_command = (set(line.split()) for line in run.stderr.splitlines())
     heavy = {"matplotlib", "ray", "scipy", "pandas", "safetensors", "sklearn", "tensorboard", "torchdiffeq"}
-    assert heavy & set(run.stdout.split()) == set()
+    assert "seminode" in imported
+    assert heavy & imported == set()
+    assert "seminode_lab" in after_command
+    assert {"matplotlib", "scipy", "sklearn", "safetensors", "librosa"} & after_command == set()
 
 
 @pytest.mark.slow

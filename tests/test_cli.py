@@ -257,7 +257,8 @@ def test_a_broken_module_of_our_own_keeps_its_traceback(monkeypatch: pytest.Monk
 
 WITHOUT_DEPENDENCIES = """
 import sys
-for name in ("filelock", "jinja2", "matplotlib", "numpy", "safetensors", "sklearn", "scipy", "tensorboard"):
+others = ("filelock", "jinja2", "matplotlib", "safetensors", "sklearn", "scipy", "tensorboard")
+for name in ("numpy", *others):
     sys.modules[name] = None
 from seminode import cli
 help = cli.parser().format_help()
@@ -265,6 +266,9 @@ assert all(f"    {name}" in help for name in LAB), help
 assert cli.main(["profile", "problems_here:problem", "--adjoint", "Replay", "--solver", "dopri5"]) == 0
 for arguments in (["run", "ncde"], ["sweep"], ["reproduce"], ["report", "."], ["table", "."], ["figure", "."]):
     assert cli.main(arguments) == 2, arguments
+for name in others:
+    del sys.modules[name]
+assert cli.main(["run", "ncde"]) == 2
 """
 
 
@@ -276,7 +280,7 @@ def test_without_the_dependencies_of_the_laboratory(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Replay" in done.stdout
     needs = "needs numpy, which is not installed: pip install 'seminode[lab]'"
-    assert done.stderr.splitlines() == [f"seminode {name}: {needs}" for name in LAB[1:-1]]
+    assert done.stderr.splitlines() == [f"seminode {name}: {needs}" for name in (*LAB[1:-1], "run")]
 
 
 def test_in_a_process_of_its_own(here: Path) -> None:

@@ -46,32 +46,42 @@ def solve(field: Any, shape: tuple[int, ...] = (3,), **options: Any) -> Tensor:
 # Bounds
 
 
-def test_front_ends_are_bounded() -> None:
-    """Forty shapes leave the latest sixteen, and no graphs but theirs."""
+@pytest.fixture
+def few_front_ends(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A smaller bound, since every shape is captured anew."""
+    monkeypatch.setattr(graph, "FRONT_ENDS", 4)
+    return graph.FRONT_ENDS
+
+
+def test_front_ends_are_bounded(few_front_ends: int) -> None:
+    """Ten shapes leave the latest four, and no graphs but theirs."""
     field = Field()
-    for n in range(1, 41):
+    for n in range(1, 11):
         solve(field, (n,))
-    assert len(graph._front_ends) == graph.FRONT_ENDS
+    assert len(graph._front_ends) == few_front_ends
     kept = [layout.shapes[0][0] for layout, *_ in graph._front_ends]  # type: ignore[misc]
-    assert kept == list(range(41 - graph.FRONT_ENDS, 41))
+    assert kept == list(range(11 - few_front_ends, 11))
     gc.collect()
-    assert len(graph._known) <= graph.FRONT_ENDS
+    assert len(graph._known) <= few_front_ends
 
 
-def test_a_front_end_that_is_in_use_stays() -> None:
+def test_a_front_end_that_is_in_use_stays(few_front_ends: int) -> None:
     field = Field()
-    for n in range(2, 41):
+    solve(field, (1,))
+    (in_use,) = graph._front_ends.values()
+    for n in range(2, 11):
         solve(field, (1,))
         solve(field, (n,))
+    assert any(each is in_use for each in graph._front_ends.values())  # it was not made again either
     kept = {layout.shapes[0][0] for layout, *_ in graph._front_ends}  # type: ignore[misc]
     assert 1 in kept
-    assert len(kept) == graph.FRONT_ENDS
+    assert len(kept) == few_front_ends
 
 
-def test_a_shape_that_was_forgotten_is_compiled_again() -> None:
+def test_a_shape_that_was_forgotten_is_compiled_again(few_front_ends: int) -> None:
     field = Field()
     first = solve(field, (3,))
-    for n in range(4, 4 + graph.FRONT_ENDS):
+    for n in range(4, 4 + few_front_ends):
         solve(field, (n,))
     assert all(layout.shapes[0][0] != 3 for layout, *_ in graph._front_ends)  # type: ignore[misc]
     assert torch.equal(solve(field, (3,)), first)

@@ -288,7 +288,10 @@ def test_what_a_coarse_reference_does_not_resolve_is_marked() -> None:
         assert list(axes.lines[-1].get_ydata()) == [5e-4, 5e-4]
 
 
-def test_all_figures_are_drawn_and_drawn_again_the_same(runs: list[Finished], folder: Path, tmp_path: Path) -> None:
+def test_all_figures_are_drawn_and_drawn_again_the_same(
+    runs: list[Finished], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_runs.draw_coarsely(monkeypatch)
     some = [run for run in runs if run.settings["seed"] < 2]
     first, second = (figures.draw_all(some, folder, tmp_path / name) for name in ("first", "second"))
     assert [each.name for each in first] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import lab_runs
 import pytest
 from project import ROOT
 
@@ -21,7 +22,8 @@ def test_there_are_results() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_report_follows_from_the_runs(folder: Path, tmp_path: Path) -> None:
+def test_the_report_follows_from_the_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab_runs.draw_coarsely(monkeypatch)
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("report.*", "figures"))
     written = report.write(copy)

@@ -12,6 +12,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,17 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert found.times(10)
 
 
+@contextmanager
+def child(code: str) -> Iterator[Any]:
+    """A Python process with pipes."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_another_run_does_not_get_the_folder(tmp_path: Path) -> None:
     with Run(tmp_path / "a", CONFIG):
         pass
@@ -71,45 +84,63 @@ def test_another_run_does_not_get_the_folder(tmp_path: Path) -> None:
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
     code = f"""
+        import sys
         from pathlib import Path
         from seminode_lab.store import Run, StoreError
-        try:
-            with Run(Path({str(tmp_path / "a")!r}), {CONFIG!r}):
-                print("mine")
-        except StoreError as error:
-            print(error)
+        for _ in sys.stdin:
+            try:
+                with Run(Path({str(tmp_path / "a")!r}), {CONFIG!r}):
+                    print("mine", flush=True)
+            except StoreError as error:
+                print(error, flush=True)
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    with Run(tmp_path / "a", CONFIG):
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "another process works on this run" in told
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
+    with child(code) as other:
+
+        def attempt() -> str:
+            other.stdin.write("once more\n")
+            other.stdin.flush()
+            return other.stdout.readline()
+
+        with Run(tmp_path / "a", CONFIG):
+            assert "another process works on this run" in attempt()
+        assert attempt() == "mine\n"
 
 
 def test_a_killed_process_leaves_a_whole_checkpoint_and_no_lock(tmp_path: Path) -> None:
+    """One process imports PyTorch, and forks one that saves until it is killed for every line that it reads."""
     code = f"""
-        import torch
+        import os, sys, torch
         from pathlib import Path
         from seminode_lab.store import Checkpoint, Run
-        with Run(Path({str(tmp_path / "a")!r}), {CONFIG!r}) as run:
-            epoch = 0
-            while True:
-                run.save(Checkpoint(epoch, {{"w": torch.full((200_000,), float(epoch))}}, {{}}))
-                print(epoch, flush=True)
-                epoch += 1
+        torch.set_num_threads(1)
+        parent = os.getpid()
+        def save():
+            with Run(Path({str(tmp_path / "a")!r}), {CONFIG!r}) as run:
+                epoch = 0
+                while os.getppid() == parent:
+                    run.save(Checkpoint(epoch, {{"w": torch.full((200_000,), float(epoch))}}, {{}}))
+                    if epoch == 0:
+                        print(os.getpid(), flush=True)
+                    epoch += 1
+        for _ in sys.stdin:
+            pid = os.fork()
+            if pid == 0:
+                save()
+                os._exit(1)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     """
-    for pause in (0.0, 0.01, 0.05):
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        with Run(tmp_path / "a", CONFIG) as run:
-            found = run.checkpoint()
-        assert found is not None
-        assert bool((found.tensors["w"] == found.epoch).all())
+    with child(code) as parent:
+        for pause in (0.0, 0.01, 0.05):
+            parent.stdin.write("start\n")
+            parent.stdin.flush()
+            pid = int(parent.stdout.readline())
+            time.sleep(pause)
+            os.kill(pid, signal.SIGKILL)
+            assert int(parent.stdout.readline()) == -signal.SIGKILL
+            with Run(tmp_path / "a", CONFIG) as run:
+                found = run.checkpoint()
+            assert found is not None
+            assert bool((found.tensors["w"] == found.epoch).all())
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "metrics"])

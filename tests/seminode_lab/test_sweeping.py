@@ -155,6 +155,13 @@ def test_orders_survive_being_written(tmp_path: Path) -> None:
         assert "\n" not in order.written()
 
 
+class InProcess(Engine):
+    """Does the work of the processes here and now."""
+
+    def start(self, order: Order) -> Ended:
+        return Ended(worker.work(order))
+
+
 class Murder(Local):
     """Kills one of the runs once, as soon as there is something to go on from."""
 
@@ -176,7 +183,7 @@ class Murder(Local):
 def test_a_sweep_survives_a_kill_and_a_run_that_always_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [tiny(mode="best", schedule=replace(ONE, epochs=4)), tiny(schedule=BAD), tiny(mode="seminorm"), tiny(seed=1)]
+    runs = [tiny(mode="best", schedule=replace(ONE, epochs=4)), tiny(schedule=BAD), tiny(mode="seminorm")]
     monkeypatch.setattr(sweeping, "all_runs", lambda preset: runs)
     monkeypatch.setitem(engines.ENGINES, "local", Murder)
     monkeypatch.setattr(Murder, "killed", None)
@@ -184,16 +191,17 @@ def test_a_sweep_survives_a_kill_and_a_run_that_always_fails(
     assert cli.main(command) == 1
     told = capsys.readouterr()
     assert f"died: {runs[0].name}, killed by SIGKILL; it is retried" in told.out
-    assert "4 runs: 3 made, 0 complete before, 1 failed" in told.out
+    assert "3 runs: 2 made, 0 complete before, 1 failed" in told.out
     assert told.err.startswith(f"{runs[1].name}: ")
-    for run in (runs[0], *runs[2:]):
+    for run in (runs[0], runs[2]):
         assert Finished.load(tmp_path / run.name).result is not None
     log = (tmp_path / "logs" / f"{runs[0].name}.log").read_text()
     assert "resuming after epoch" in log
     assert log.count("epoch 1 of 4:") == 1
     # Once more: what is there is left alone, and what failed fails again.
+    monkeypatch.setitem(engines.ENGINES, "local", InProcess)
     assert cli.main(command) == 1
-    assert "4 runs: 0 made, 3 complete before, 1 failed" in capsys.readouterr().out
+    assert "3 runs: 0 made, 2 complete before, 1 failed" in capsys.readouterr().out
 
 
 def test_a_sweep_of_what_is_there_does_nothing(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -259,14 +258,6 @@ def test_errors_nobody_thought_of_keep_their_traceback(here: Path, monkeypatch: 
     monkeypatch.setattr(running, "task_of", lambda *_: [].pop())
     with pytest.raises(IndexError):
         cli.main(RUN)
-
-
-def test_without_the_laboratory_s_packages_the_command_says_what_is_missing(here: Path) -> None:
-    code = "import sys; sys.modules['numpy'] = None; from seminode import cli; sys.exit(cli.main(['run', 'ncde']))"
-    env = {**os.environ, "PYTHONPATH": str(Path(str(cli.__file__)).parents[1])}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=env)
-    told = "seminode run: needs numpy, which is not installed: pip install 'seminode[lab]'\n"
-    assert (done.returncode, done.stderr) == (2, told)
 
 
 # Tables, figures, report.
