@@ -326,7 +326,8 @@ class Path:
         """The coefficients of the pieces with these indices: axes of the index, degree, other axes."""
         if not self._own(index):
             # Not pieces[index]: a 0-d index would synchronise with the device.
-            return pieces.index_select(0, index.reshape(-1)).reshape(index.shape + pieces.shape[1:])
+            picked = pieces.index_select(0, index.reshape(-1))
+            return picked.squeeze(0) if index.ndim == 0 else picked.reshape(index.shape + pieces.shape[1:])
         n = math.prod(self.batch_shape)
         flat = pieces.flatten(pieces.ndim - 1 - len(self.batch_shape), -2) if self.batch_shape else pieces.unsqueeze(-2)
         series = torch.arange(n, device=index.device)
@@ -342,6 +343,8 @@ class Path:
             starts = self._take(self._starts.unsqueeze(-1), index).squeeze(-1)
             t = t.reshape(t.shape + (1,) * len(self.batch_shape)) if t.ndim <= 1 else t
         u = (t - starts).to(self._values.dtype)
+        if u.ndim == 0:
+            return u
         rest = 1 if self._own(index) else len(self.batch_shape) + 1
         return u.reshape(*u.shape, *(1 for _ in range(rest)))
 
