@@ -23,7 +23,6 @@ LAYERS = [
         "errors",
         "events",
         "tableaux",
-        "tableaux_implicit",
         "_moved",
         "_untyped",
         "_field.pytree",
@@ -34,6 +33,7 @@ LAYERS = [
         "_compile.torch_private",
     },
     {
+        "tableaux_implicit",
         "_field.capture",
         "_field.reach",
         "_stepping.combination",

@@ -3,13 +3,15 @@
 A tableau includes its dense output: p(x) = y0 + dt sum_i b_i(x) k_i + dt b_end(x) f(t1, y1), 0 <= x <= 1.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
 
 _TOLERANCE = 1e-12
 
 Matrix = Sequence[Sequence[float]]
+#: An identity, the value found and the one due.
+Condition = tuple[str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,7 @@ class Tableau:
         return any(self.interpolant[-1])
 
     def _require(self, identity: str, found: float, expected: float) -> None:
-        if not abs(found - expected) <= _TOLERANCE:  # `not <=`, so that NaN fails
-            raise ValueError(f"tableau {self.name!r} violates {identity}: {found} instead of {float(expected)}")
+        require(self.name, identity, found, expected)
 
     def _check_shapes(self) -> None:
         s = len(self.b)
@@ -129,19 +130,13 @@ class Tableau:
                 raise ValueError(f"tableau {self.name!r} has a wrong shape, expected: {what}")
 
     def _check_weights(self) -> None:
-        a, b, c, e = self.a, self.b, self.c, self.e
-        for i, (node, row) in enumerate(zip(c, a, strict=True)):
-            self._require(f"c[{i}] = sum_j a[{i}][j]", node, fsum(row))
-        self._require("sum b = 1", fsum(b), 1)
-        if self.order >= 2:
-            self._require("sum b c = 1/2", _dot(b, c), 1 / 2)
-        if self.order >= 3:
-            self._require("sum b c^2 = 1/3", _dot(b, [x * x for x in c]), 1 / 3)
-            self._require("sum b a c = 1/6", _dot(b, [_dot(row, c) for row in a]), 1 / 6)
+        e = self.e
+        for condition in order_conditions(self.a, self.b, self.c, self.order):
+            self._require(*condition)
         if e is not None and self.embedded_order is not None:
             self._require("sum e = 0", fsum(e), 0)
             if self.embedded_order >= 2:
-                self._require("sum e c = 0", _dot(e, (*c, 1.0)), 0)
+                self._require("sum e c = 0", _dot(e, (*self.c, 1.0)), 0)
 
     def _check_interpolant(self) -> None:
         rows = self.interpolant
@@ -154,6 +149,24 @@ class Tableau:
             if self.interpolant_reads_end:
                 last = i == len(self.b)
                 self._require(f"b_{i}'(1) = 1 for the end slope, 0 otherwise", _slope_at_end(row), last)
+
+
+def require(name: str, identity: str, found: float, expected: float) -> None:
+    """Refuse a tableau that violates an identity by more than rounding."""
+    if not abs(found - expected) <= _TOLERANCE:  # `not <=`, so that NaN fails
+        raise ValueError(f"tableau {name!r} violates {identity}: {found} instead of {float(expected)}")
+
+
+def order_conditions(a: Matrix, b: Sequence[float], c: Sequence[float], order: int) -> Iterator[Condition]:
+    """The conditions up to order three that a Runge–Kutta method has to fulfil."""
+    for i, (node, row) in enumerate(zip(c, a, strict=True)):
+        yield f"c[{i}] = sum_j a[{i}][j]", node, fsum(row)
+    yield "sum b = 1", fsum(b), 1
+    if order >= 2:
+        yield "sum b c = 1/2", _dot(b, c), 1 / 2
+    if order >= 3:
+        yield "sum b c^2 = 1/3", _dot(b, [x * x for x in c]), 1 / 3
+        yield "sum b a c = 1/6", _dot(b, [_dot(row, c) for row in a]), 1 / 6
 
 
 def _floats(numbers: Iterable[float]) -> tuple[float, ...]:

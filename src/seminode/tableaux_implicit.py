@@ -12,9 +12,7 @@ from math import fsum, sqrt
 
 import torch
 
-_TOLERANCE = 1e-12
-
-Matrix = Sequence[Sequence[float]]
+from .tableaux import Matrix, order_conditions, require
 
 
 @dataclass(frozen=True)
@@ -111,21 +109,13 @@ class ImplicitTableau:
         return tuple(parts)
 
     def _require(self, identity: str, found: float, expected: float) -> None:
-        if not abs(found - expected) <= _TOLERANCE:  # `not <=`, so that NaN fails
-            raise ValueError(f"tableau {self.name!r} violates {identity}: {found} instead of {float(expected)}")
+        require(self.name, identity, found, expected)
 
     def _check_weights(self) -> None:
-        a, b, c = self.a, self.b, self.c
-        for i, (node, row) in enumerate(zip(c, a, strict=True)):
-            self._require(f"c[{i}] = sum_j a[{i}][j]", node, fsum(row))
-        self._require("sum b = 1", fsum(b), 1)
-        if self.order >= 2:
-            self._require("sum b c = 1/2", _dot(b, c), 1 / 2)
-        if self.order >= 3:
-            self._require("sum b c^2 = 1/3", _dot(b, [x * x for x in c]), 1 / 3)
-            self._require("sum b a c = 1/6", _dot(b, [_dot(row, c) for row in a]), 1 / 6)
+        for condition in order_conditions(self.a, self.b, self.c, self.order):
+            self._require(*condition)
         if self.diagonal:
-            for i, row in enumerate(a[int(self.explicit_start) :], int(self.explicit_start)):
+            for i, row in enumerate(self.a[int(self.explicit_start) :], int(self.explicit_start)):
                 self._require(f"a[{i}][{i}] = gamma", row[i], self.gamma)
         if (self.e is None) != (self.embedded_order is None):
             raise ValueError(f"tableau {self.name!r}: e and embedded_order go together")
@@ -137,10 +127,6 @@ class ImplicitTableau:
             self._require(f"sum_i b_i(x) = x (power {m})", fsum(column), m == 1)
         for i, (row, weight) in enumerate(zip(self.interpolant, self.b, strict=True)):
             self._require(f"b_{i}(1) = b[{i}]", fsum(row), weight)
-
-
-def _dot(x: Sequence[float], y: Sequence[float]) -> float:
-    return fsum(p * q for p, q in zip(x, y, strict=True))
 
 
 def _square(rows: Matrix) -> tuple[tuple[float, ...], ...]:

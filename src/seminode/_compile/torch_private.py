@@ -125,7 +125,8 @@ def add_all(totals: Sequence[Tensor], terms: Sequence[Tensor], weight: float) ->
         total.add_(term, alpha=weight)
 
 
-_run_backward = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "run_backward", None)
+_engine = _or_none("torch._C", "_ImperativeEngine")
+_run_backward = None if _engine is None else _engine().run_backward
 
 
 def backpropagate(

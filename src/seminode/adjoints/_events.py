@@ -6,8 +6,9 @@ Every stretch between events is differentiated by the adjoint of the solve, and 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -72,6 +73,17 @@ def check_differentiable(forward: ForwardPass, t: Tensor) -> list[Tensor]:
     return values
 
 
+@contextlib.contextmanager
+def whole_solve(forward: ForwardPass) -> Iterator[None]:
+    """Around all stretches of a solve: without autocast, and with one progress bar."""
+    try:
+        with forward.determinism.solving():
+            yield
+    finally:
+        if forward.bar is not None:
+            forward.bar.close()
+
+
 class LandedStep(NamedTuple):
     """The step that lands on an event, differentiable where that was asked for."""
 
@@ -104,13 +116,9 @@ class EventSolve:
         self._end = problem.ts[-1]
 
     def run(self) -> ForwardResult:
-        try:
-            with self._forward.determinism.solving():
-                self._check_functions()
-                return self._stretches()
-        finally:
-            if self._forward.bar is not None:
-                self._forward.bar.close()
+        with whole_solve(self._forward):
+            self._check_functions()
+            return self._stretches()
 
     def _stretches(self) -> ForwardResult:
         """One stretch after the other, until the end or an event that ends the solve."""

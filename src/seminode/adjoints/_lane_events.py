@@ -29,7 +29,7 @@ from ..errors import NonFiniteState, SolveError, ZenoBehaviour
 from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
-from ._events import CLOSE, ZENO, check_differentiable, reaches_gradients
+from ._events import CLOSE, ZENO, check_differentiable, reaches_gradients, whole_solve
 from ._landing import landing_engine
 from .base import Adjoint, EventResult, ForwardPass, ForwardResult, wide_dtype
 
@@ -112,13 +112,9 @@ class LaneEventSolve:
         self._end = ts[-1].to(problem.y0.device, wide_dtype(problem.y0)).expand(shape[1])
 
     def run(self) -> ForwardResult:
-        try:
-            with self._forward.determinism.solving():
-                self._check_functions()
-                return self._stretches()
-        finally:
-            if self._forward.bar is not None:
-                self._forward.bar.close()
+        with whole_solve(self._forward):
+            self._check_functions()
+            return self._stretches()
 
     def _check_functions(self) -> None:
         """Before the solve: event functions must be differentiable, and must not couple samples."""
