@@ -27,7 +27,7 @@ from .adjoints._lane_events import run_lanes_with_events
 from .adjoints.base import ForwardResult, knots_of
 from .controllers import Controller
 from .events import Event
-from .norms import Norm
+from .norms import Norm, is_auto
 from .solution import Solution, Status
 from .solvers import Solver, SolverName
 from .solvers.symplectic import Symplectic
@@ -190,6 +190,7 @@ def solve(
             events=checks.check_events(event, flat_field, chosen_params, norm, chosen_solver, chosen_controller),
             params=chosen_params,
             integrals=checks.check_integrals(norm, layout),
+            ranks=checks.check_ranks(norm, chosen_solver),
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
             observers=tuple(observers),
@@ -217,7 +218,7 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
     run = adjoint.run
     if problem.events:
         run = functools.partial(run_with_events if problem.lanes is None else run_lanes_with_events, adjoint=adjoint)
-    if isinstance(norm, str) and norm == "auto":
+    if is_auto(norm):
         run = functools.partial(ignoring_integrals, run=run)
     if isinstance(problem.solver, Symplectic):
         run = functools.partial(separable, solver=problem.solver, run=run)
