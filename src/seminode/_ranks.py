@@ -109,7 +109,7 @@ class RankCheck:
         self._patience = patience
         self._group = distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=patience))
 
-    def compare(self, what: str, **counts: int) -> None:
+    def compare(self, what: str, counts: dict[str, int]) -> None:
         """Raise an error if a count of this rank is not that of every other rank."""
         import torch.distributed as distributed
 

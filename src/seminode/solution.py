@@ -177,6 +177,11 @@ class Stats:
         return text + (f"; backward: {self.backward}" if self.backward else "")
 
 
+def work_of(stats: Stats) -> dict[str, int]:
+    """What ranks that take the same steps must have in common."""
+    return {"evaluations": stats.nfe, "accepted steps": stats.accepted, "rejected steps": stats.rejected}
+
+
 @dataclass(frozen=True)
 class Record:
     """Everything that happened, in order, with `record=True`. Times are host floats.

@@ -16,19 +16,21 @@ from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
+from ._field.sharding import reason_to_refuse, refusing_sharded
 from ._integrals.auto_norm import ignoring_integrals
 from ._integrals.separability import separable
+from ._ranks import rank_check
 from ._stepping.interpolation import DenseSolution
 from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
-from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Replay
+from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Direct, Replay
 from .adjoints._events import run_with_events
 from .adjoints._lane_events import run_lanes_with_events
 from .adjoints.base import ForwardResult, knots_of
 from .controllers import Controller
 from .events import Event
 from .norms import Norm, is_auto
-from .solution import Solution, Status
+from .solution import Solution, Status, work_of
 from .solvers import Solver, SolverName
 from .solvers.symplectic import Symplectic
 
@@ -198,7 +200,7 @@ def solve(
             **flags,
         )
         batch_checks.check_batchable(problem, chosen_adjoint, norm, transforms_active())
-        return _solution(problem, _explained(_runner(problem, chosen_adjoint, norm), problem), dtype, function)
+        return _solution(problem, _run(problem, chosen_adjoint, norm), dtype, function)
 
 
 def _packed(y0: Any, batched: bool) -> tuple[Layout, Tensor, torch.dtype]:
@@ -223,6 +225,19 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
     if isinstance(problem.solver, Symplectic):
         run = functools.partial(separable, solver=problem.solver, run=run)
     return run
+
+
+def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
+    """Run a problem; what other processes do at the same time is looked after here."""
+    check = rank_check()
+    through_autograd = isinstance(adjoint, Direct) and not problem.compile
+    differentiated = torch.is_grad_enabled() and not through_autograd
+    common_steps = problem.ranks.several or not problem.controller.adaptive
+    with refusing_sharded(problem.field.reach, reason_to_refuse(differentiated, common_steps)):
+        result = _explained(_runner(problem, adjoint, norm), problem)
+    if check is not None:
+        check.compare("a solve", work_of(result.stats))
+    return result
 
 
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:

@@ -18,12 +18,12 @@ from .._field.capture import UseWatch, as_leaf, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
 from .._field.reach import reachable
-from .._ranks import Alone
+from .._ranks import Alone, rank_check
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
 from .._stepping.observers import Counter, Tape
 from .._stepping.problem import Problem
 from ..errors import NonFiniteState
-from ..solution import Stats
+from ..solution import Stats, work_of
 from ._detection import detect
 from ._higher_order import differentiated, vjp
 from .base import Adjoint, ForwardPass, ForwardResult, has_tangent
@@ -298,8 +298,12 @@ class SolveFunction(Function):
         nothing = [None] * 4
         if torch.is_grad_enabled():
             return *nothing, *GradientFunction.apply(adjoint, request, *grads, *tensors)  # type: ignore[misc]
+        check = rank_check()
         with forward.determinism.backward():
-            return *nothing, *adjoint.backward(request)
+            found = adjoint.backward(request)
+        if check is not None and forward.report.stats is not None:
+            check.compare("a backward pass", work_of(forward.report.stats))
+        return *nothing, *found
 
 
 class GradientFunction(Function):
