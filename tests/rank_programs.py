@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import pickle
 import traceback
@@ -29,7 +30,7 @@ from seminode._compile import inductor
 
 Results = dict[str, Any]
 
-ADJOINTS: dict[str, sn.Adjoint] = {
+ADJOINTS: dict[str, Any] = {
     "Direct": sn.Direct(),
     "Replay": sn.Replay(),
     "Replay every 2": sn.Replay(every=2),
@@ -42,6 +43,8 @@ ADJOINTS: dict[str, sn.Adjoint] = {
     "Quadrature dense": sn.Quadrature(z="dense", rule="gauss"),
     "Reversible": sn.Reversible(),
 }
+#: With which of them the short test compiles; with the others a slow one does.
+COMPILED = ("Direct", "Replay", "Backsolve")
 
 
 def spawn(program: str, world: int, folder: Path, **environment: str) -> list[Results]:
@@ -54,7 +57,7 @@ def _process(rank: int, program: str, world: int, folder: str, environment: dict
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ.update(environment)
-    limit = datetime.timedelta(seconds=float(environment.get("LIMIT", 60)))
+    limit = datetime.timedelta(seconds=60)
     init = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world, timeout=limit)
     results: Results = {}
@@ -121,7 +124,8 @@ def distance(found: Any, wanted: Any) -> float:
 
 def options_of(name: str, **more: Any) -> dict[str, Any]:
     solver = "reversible_heun" if name == "Reversible" else "dopri5"
-    return {"adjoint": ADJOINTS[name], "solver": solver, "rtol": 1e-5, "atol": 1e-7, **more}
+    tolerance = 1e-3 if name == "Reversible" else 1e-5
+    return {"adjoint": ADJOINTS[name], "solver": solver, "rtol": tolerance, "atol": 1e-2 * tolerance, **more}
 
 
 @contextlib.contextmanager
@@ -230,7 +234,7 @@ def steps(norm: Any, alone: Any, uneven: bool = False, compile: bool = False) ->
     """A state of two leaves, one of which is an integral: steps on the ranks, and of one process."""
 
     def field(t: Tensor, y: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return torch.sin(3.0 * y[0]) - y[0], 1e3 * torch.cos(20.0 * y[0].sum(1))
+        return torch.sin(3.0 * y[0]) - y[0], 30.0 * torch.cos(5.0 * y[0].sum(1))
 
     def state(x: Tensor) -> tuple[Tensor, Tensor]:
         return x, torch.zeros(len(x), dtype=x.dtype)
@@ -248,7 +252,7 @@ def steps(norm: Any, alone: Any, uneven: bool = False, compile: bool = False) ->
 
 def fixed_steps() -> None:
     """With fixed steps the norm says that backward passes agree, and nothing else."""
-    options = {"controller": sn.FixedStep(0.1), "solver": "rk4"}
+    options: Any = {"controller": sn.FixedStep(0.1), "solver": "rk4"}
     x = own(batch()).requires_grad_()
     solution = sn.solve(lambda t, y: over_samples(y) - y, x, [0.0, 0.5, 1.0], norm=sn.norms.distributed(), **options)
     row = 1 if dist.get_rank() == 0 else 2
@@ -283,8 +287,6 @@ def mean_event(grad: bool, local: bool = False) -> float:
     with torch.set_grad_enabled(grad):
         there = sn.solve(lambda t, y: -y, x.requires_grad_(grad), [0.0, 9.0], event=event, save="last", **options)
     start = float((batch().abs() + 0.1).mean())
-    import math
-
     return abs(float(there.ts[-1]) - math.log(start / 0.3))
 
 
@@ -323,8 +325,9 @@ def refused(**options: Any) -> None:
 
 def resumed(folder: Path) -> float:
     """Train a sharded model, save it half-way, load it into another one, and go on: the same parameters."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = Model(Network(), **options_of("Replay"), norm=sn.norms.distributed())
@@ -340,15 +343,13 @@ def resumed(folder: Path) -> float:
     model, optimizer = fresh()
     train(model, optimizer, 2)
     parts = get_state_dict(model, optimizer)
-    dcp.save({"model": parts[0], "optimizer": parts[1]}, checkpoint_id=folder / "checkpoint")
+    save({"model": parts[0], "optimizer": parts[1]}, checkpoint_id=folder / "checkpoint")
     train(model, optimizer, 2)
     again, optimizer_again = fresh()
     model_state, optimizer_state = get_state_dict(again, optimizer_again)
     state = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(state, checkpoint_id=folder / "checkpoint")
-    set_state_dict(
-        again, optimizer_again, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    load(state, checkpoint_id=folder / "checkpoint")
+    set_state_dict(again, optimizer_again, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     train(again, optimizer_again, 2)
     pairs = zip(again.parameters(), model.parameters(), strict=True)
     return max(distance(p.detach(), whole(q.detach())) for p, q in pairs)
@@ -357,19 +358,20 @@ def resumed(folder: Path) -> float:
 def everything(run: Cases) -> None:
     for name in ADJOINTS:
         for wrapper in ("DDP", "FSDP2"):
-            for compile in (False, True):
-                run(f"{wrapper}, {name}, {'compiled' if compile else 'eager'}", trained, name, wrapper, compile)
+            run(f"{wrapper}, {name}, eager", trained, name, wrapper, compile=False)
+            if name in COMPILED:
+                run(f"{wrapper}, {name}, compiled", trained, name, wrapper, compile=True)
         run(f"field sharded, {name}", sharded_field, name, both=False)
         run(f"field and model sharded, {name}", sharded_field, name, both=True)
         run(f"communicating, {name}", communicating, name)
         run(f"communicating, last rank only, {name}", communicating, name, last_rank_only=True)
     run("sharded without norm", sharded_without_norm)
     distributed, without = sn.norms.distributed, sn.norms.Without((False, True))
-    for compile in (False, True):
-        end = ", compiled" if compile else ""
-        for norm in (None, "rms", "max", "mixed", "mixed_per_tensor", "auto"):
-            run(f"steps, {norm}{end}", steps, distributed(norm), norm, compile=compile)
-        run(f"steps, Without{end}", steps, distributed(without), without, compile=compile)
+    for norm in (None, "rms", "max", "mixed", "mixed_per_tensor", "auto"):
+        run(f"steps, {norm}", steps, distributed(norm), norm)
+    run("steps, Without", steps, distributed(without), without)
+    run("steps, auto, compiled", steps, distributed("auto"), "auto", compile=True)
+    run("steps, max, compiled", steps, distributed("max"), "max", compile=True)
     for norm in ("rms", "auto", "max"):
         run(f"steps, {norm}, uneven", steps, distributed(norm), norm, uneven=True)
     run("fixed steps", fixed_steps)
@@ -391,5 +393,17 @@ def everything(run: Cases) -> None:
     run("resumed", resumed, run.folder)
 
 
-def single(run: Cases) -> None:
-    exec(os.environ["CASE"], {**globals(), "run": run})
+def compiled(run: Cases) -> None:
+    """All adjoints with compiled steps, and what else is the same for any number of ranks."""
+    for name in ADJOINTS:
+        for wrapper in ("DDP", "FSDP2"):
+            run(f"{wrapper}, {name}, compiled", trained, name, wrapper, compile=True)
+
+
+def collectives_out_of_step(run: Cases) -> None:
+    """A field that communicates, on ranks that take different steps: the first to finish notices."""
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return torch.sin(3.0 * y) + 0.0 * over_samples(y)
+
+    run("out of step", lambda: sn.solve(field, own(batch()), [0.0, 3.0]).stats.nfe)

@@ -9,8 +9,10 @@ and the parameter gradients.
 from __future__ import annotations
 
 import builtins
+import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -214,11 +216,12 @@ class Moments:
         return hash((Moments, self.norm))
 
 
+@dataclass(frozen=True)
 class Distributed:
     """What [`distributed`][seminode.norms.distributed] returns: a norm over the states of all ranks together."""
 
-    def __init__(self, norm: Any, group: Any):
-        self.norm, self.group = norm, group
+    norm: Any
+    group: Any
 
     def over(self, norm: Norm) -> Distributed:
         """Another norm over the same ranks."""
@@ -232,15 +235,8 @@ class Distributed:
         first = next(leaves_of(y))
         return torch.tensor(moments.value(moments(y), counts, ranks), dtype=real_dtype(first), device=first.device)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Distributed) and self.norm == other.norm and self.group is other.group
-
-    def __hash__(self) -> int:
-        return hash((Distributed, self.norm))
-
     def __repr__(self) -> str:
-        name = self.norm.__name__ if callable(self.norm) and not isinstance(self.norm, Without) else repr(self.norm)
-        return f"distributed({'' if self.norm is None else name})"
+        return f"distributed({getattr(self.norm, '__name__', self.norm or '')})"
 
 
 def distributed(norm: str | Norm | None = None, group: Any = None) -> Distributed:
@@ -367,6 +363,12 @@ class ErrorNorm:
         ratio = error / self.allowed(torch.maximum(y0.abs(), y1.abs()))
         sizes = [float(rms(leaf)) if leaf.numel() else 0.0 for leaf in self.layout.segments(ratio)]
         return self.layout.names[sizes.index(builtins.max(sizes))]
+
+    def scaled(self, factor: float) -> ErrorNorm:
+        """The same with tolerances multiplied by a factor."""
+        scaled = copy.copy(self)
+        scaled.rtol, scaled.atol = self.rtol * factor, self.atol * factor
+        return scaled
 
     def failed(self, like: Tensor) -> float:
         """The size of an error that could not be computed: infinite, on all ranks."""

@@ -104,8 +104,8 @@ def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float, ranks: A
     for what, x in (("y0", y), ("field(t0, y0)", k1)):
         if x is not None and not ranks.every(is_finite(x)):
             leaf = layout.non_finite_leaf(x)
-            what = what if leaf is not None else f"on another rank, {what}"
-            raise NonFiniteState(f"{what} holds a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf)
+            where = "on another rank" if leaf is None else f"leaf {leaf}"
+            raise NonFiniteState(f"{what} holds a NaN or an infinity ({where}, t = {t:g})", t=t, leaf=leaf)
 
 
 def refuse_failure(engine: Engine, step: Step) -> None:
