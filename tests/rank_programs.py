@@ -44,7 +44,7 @@ ADJOINTS: dict[str, Any] = {
     "Reversible": sn.Reversible(),
 }
 #: With which of them the short test compiles; with the others a slow one does.
-COMPILED = ("Direct", "Replay", "Backsolve")
+COMPILED = ("Replay", "Backsolve")
 
 
 def spawn(program: str, world: int, folder: Path, **environment: str) -> list[Results]:
@@ -371,7 +371,6 @@ def everything(run: Cases) -> None:
         run(f"steps, {norm}", steps, distributed(norm), norm)
     run("steps, Without", steps, distributed(without), without)
     run("steps, auto, compiled", steps, distributed("auto"), "auto", compile=True)
-    run("steps, max, compiled", steps, distributed("max"), "max", compile=True)
     for norm in ("rms", "auto", "max"):
         run(f"steps, {norm}, uneven", steps, distributed(norm), norm, uneven=True)
     run("fixed steps", fixed_steps)
@@ -398,6 +397,7 @@ def compiled(run: Cases) -> None:
     for name in ADJOINTS:
         for wrapper in ("DDP", "FSDP2"):
             run(f"{wrapper}, {name}, compiled", trained, name, wrapper, compile=True)
+    run("steps, max, compiled", steps, sn.norms.distributed("max"), "max", compile=True)
 
 
 def collectives_out_of_step(run: Cases) -> None:

@@ -21,7 +21,7 @@ import seminode as sn
 
 EAGER = [f"{wrapper}, {name}, eager" for name in ADJOINTS for wrapper in ("DDP", "FSDP2")]
 SHORT = [f"{wrapper}, {name}, compiled" for name in COMPILED for wrapper in ("DDP", "FSDP2")]
-NORMS = ["None", "rms", "max", "mixed", "mixed_per_tensor", "auto", "Without", "auto, compiled", "max, compiled"]
+NORMS = ["None", "rms", "max", "mixed", "mixed_per_tensor", "auto", "Without", "auto, compiled"]
 UNEVEN = ["rms, uneven", "auto, uneven", "max, uneven"]
 
 
@@ -132,7 +132,9 @@ def test_four_processes(tmp_path: Path) -> None:
 def test_compiled_steps(tmp_path: Path) -> None:
     results = spawn("compiled", 2, tmp_path)
     for name in results[0]:
-        check_training(results, name)
+        if not name.startswith("steps"):
+            check_training(results, name)
+    assert all(x["stats"][0] == x["stats"][1] for x in good(results, "steps, max, compiled"))
 
 
 @pytest.mark.slow
