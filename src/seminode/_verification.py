@@ -69,8 +69,8 @@ class Rerun(NamedTuple):
     """How a solve can be made again, `solve(finer, grad)`, and its tolerances."""
 
     solve: Callable[[bool, bool], Repeated]
-    rtol: float | None
-    atol: float | None
+    rtol: float | Tensor | None  # tensors are not read before they are needed: the host would wait for the device
+    atol: float | Tensor | None
     #: The size of a difference of states, in tolerances.
     size: Callable[[Tensor, Tensor], float] | None
     last: bool  # whether only the last output is compared
@@ -79,8 +79,9 @@ class Rerun(NamedTuple):
 def verification(ys: Any, rerun: Rerun, loss: Callable[[Any], Tensor] | None) -> Verification:
     """Compare outputs with those of a finer solve; refuse if the solve cannot be repeated."""
     again, finer = (rerun.solve(each, loss is not None) for each in (False, True))
+    rtol, atol = _smallest(rerun.rtol), _smallest(rerun.atol)
     before = [leaf[-1:] if rerun.last else leaf for leaf in _leaves(ys)]
-    _check_repeated(before, _leaves(again.ys), rerun)
+    _check_repeated(before, _leaves(again.ys), rtol, atol)
     pairs = list(zip(_leaves(again.ys), _leaves(finer.ys), strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         raise RuntimeError(
@@ -93,8 +94,8 @@ def verification(ys: Any, rerun: Rerun, loss: Callable[[Any], Tensor] | None) ->
     if rerun.size is not None:
         tolerances = max(rerun.size(x - y, y) for x, y in zip(again.states, finer.states, strict=True))
     return Verification(
-        rerun.rtol,
-        rerun.atol,
+        rtol,
+        atol,
         max((float((x - y).abs().max()) for x, y in rows), default=0.0),
         max((d / size if size else 0.0 if d == 0.0 else float("inf") for d, size in relative), default=0.0),
         tolerances,
@@ -108,8 +109,12 @@ def _leaves(ys: Any) -> list[Tensor]:
     return [leaf.detach() for leaf in leaves_of(ys)]
 
 
-def _check_repeated(ys: Sequence[Tensor], again: Sequence[Tensor], rerun: Rerun) -> None:
-    rtol, atol = (1e-8, 1e-8) if rerun.rtol is None or rerun.atol is None else (rerun.rtol, rerun.atol)
+def _smallest(tolerance: float | Tensor | None) -> float | None:
+    return float(tolerance.min()) if isinstance(tolerance, Tensor) else tolerance
+
+
+def _check_repeated(ys: Sequence[Tensor], again: Sequence[Tensor], rtol: float | None, atol: float | None) -> None:
+    rtol, atol = (1e-8, 1e-8) if rtol is None or atol is None else (rtol, atol)
     for before, now in zip(ys, again, strict=True):
         largest = float(before.abs().max()) if before.numel() else 0.0
         allowed = REPEATED * (atol + rtol * largest) + 16.0 * torch.finfo(before.dtype).eps * largest

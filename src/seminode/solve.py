@@ -343,12 +343,11 @@ def _rerun(
 
     if error is None:
         return Rerun(run, None, None, None, problem.save == "steps")
-    rtol, atol = (float(x.min()) if isinstance(x, Tensor) else x for x in (error.rtol, error.atol))
 
     def size(x: Tensor, y: Tensor) -> float:
         return float(torch.as_tensor(error.size(x, y)).max())
 
-    return Rerun(run, rtol, atol, size if function is None else None, problem.save == "steps")
+    return Rerun(run, error.rtol, error.atol, size if function is None else None, problem.save == "steps")
 
 
 def _lane_times(ts: Tensor, problem: Problem) -> Tensor:
