@@ -9,15 +9,18 @@ and the parameter gradients.
 from __future__ import annotations
 
 import builtins
+import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._field.pytree import Layout, leaves_of, real_dtype
-from ._untyped import vector_norm
+from ._ranks import ALONE, Alone, Ranks
+from ._untyped import numbers, vector_norm
 
 Norm = Callable[[Any], Tensor]
 
@@ -167,6 +170,122 @@ BACKWARD: dict[str, Norm] = {
 }
 
 
+class Moments:
+    """What a rank contributes to a norm over all ranks, as a vector; `value` makes the norm of their reductions.
+
+    All norms here but `max` are the largest of some root mean squares. Each of these is a sum of squares, reduced over
+    the ranks, divided by the number of entries on all of them.
+    """
+
+    def __init__(self, norm: Norm):
+        self.norm = norm
+
+    def __call__(self, y: Any) -> Tensor:
+        if self.norm is max:
+            leaves = _leaves(y)
+            return max(leaves).double().reshape(1) if leaves else torch.zeros(1, dtype=torch.float64)
+        return torch.stack([vector_norm(_stack([vector_norm(x).double() for x in g])) ** 2 for g in self._groups(y)])
+
+    def counts(self, y: Any) -> Tensor:
+        """How many entries each of them has on this rank."""
+        return torch.tensor([sum(x.numel() for x in group) for group in self._groups(y)], dtype=torch.float64)
+
+    def _groups(self, y: Any) -> list[list[Tensor]]:
+        """The leaves by the root mean square that they belong to; empty ones too, which may have entries elsewhere."""
+        if self.norm is rms:
+            return [list(leaves_of(y))]
+        if self.norm is seminorm_rms:
+            return [[*leaves_of(y.z), *leaves_of(y.a_z)]]
+        if self.norm is seminorm:
+            return [[leaf] for part in (y.z, y.a_z) for leaf in leaves_of(part)]
+        flags = self.norm.integrals if isinstance(self.norm, Without) else (False,) * len(list(leaves_of(y)))
+        return [[leaf] for leaf, skip in zip(leaves_of(y), flags, strict=True) if not skip]
+
+    def value(self, moments: Tensor, counts: Sequence[float], ranks: Alone) -> float:
+        """The norm over all ranks, from the moments of this one and the numbers of entries on all."""
+        if self.norm is max:
+            return ranks.largest(numbers(moments))[0]
+        pairs = zip(ranks.sums(moments), counts, strict=True)
+        sizes = [math.sqrt(total / count) if count else 0.0 for total, count in pairs]
+        return math.nan if any(map(math.isnan, sizes)) else builtins.max(sizes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Moments) and self.norm == other.norm
+
+    def __hash__(self) -> int:
+        return hash((Moments, self.norm))
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """What [`distributed`][seminode.norms.distributed] returns: a norm over the states of all ranks together."""
+
+    norm: Any
+    group: Any
+
+    def over(self, norm: Norm) -> Distributed:
+        """Another norm over the same ranks."""
+        return Distributed(norm, self.group)
+
+    def __call__(self, y: Any) -> Tensor:
+        if isinstance(self.norm, str):
+            raise TypeError(f"norms.distributed({self.norm!r}) depends on a field: it is an argument of solve")
+        ranks, moments = Ranks(self.group), Moments(self.norm or mixed_per_tensor)
+        counts = ranks.sums(moments.counts(y)) if self.norm is not max else []
+        first = next(leaves_of(y))
+        return torch.tensor(moments.value(moments(y), counts, ranks), dtype=real_dtype(first), device=first.device)
+
+    def __repr__(self) -> str:
+        return f"distributed({getattr(self.norm, '__name__', self.norm or '')})"
+
+
+def distributed(norm: str | Norm | None = None, group: Any = None) -> Distributed:
+    """A norm over the states of all ranks of a process group, so that all of them take the same steps.
+
+    They are the steps of one process with the whole batch, to rounding: forward and backward, with every adjoint. Each
+    attempted step costs one reduction of a few numbers. A field that communicates needs this norm; one that does not
+    gets by with steps of its own on every rank. All ranks must make the same solves in the same order. See
+    [Several processes](distributed.md).
+
+    Arguments:
+        norm: `"rms"`, `"max"`, `"mixed"`, `"mixed_per_tensor"`, `"auto"`, or [`Without`][seminode.norms.Without]; by
+            default that of `solve`.
+        group: a `torch.distributed.ProcessGroup`; by default that of all processes.
+
+    Example:
+        >>> distributed("rms")
+        distributed(rms)
+        >>> solve(field, y0, ts, norm=distributed())  # doctest: +SKIP
+    """
+    chosen: Any = norm
+    if isinstance(norm, str):
+        if norm not in FORWARD and norm != "auto":
+            raise ValueError(f"norm: expected one of {', '.join(FORWARD)} or auto, found {norm!r}")
+        chosen = FORWARD.get(norm, norm)
+    elif isinstance(norm, Distributed):
+        raise TypeError("norm: expected a norm of the state of one rank, found a distributed one")
+    elif norm is not None and not isinstance(norm, Without) and norm not in FORWARD.values():
+        raise TypeError(
+            f"norm: expected one of {', '.join(FORWARD)}, auto or norms.Without(...), since of another function it is "
+            f"not known how to reduce it over ranks; found {norm!r}. A norm of your own can call "
+            "torch.distributed.all_reduce itself, with compile=False"
+        )
+    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+        raise TypeError(f"group: expected a torch.distributed.ProcessGroup or None, found {type(group).__name__}")
+    return Distributed(chosen, group)
+
+
+def is_auto(norm: Any) -> bool:
+    """Whether a norm leaves out the integrals that are detected."""
+    norm = norm.norm if isinstance(norm, Distributed) else norm
+    return isinstance(norm, str) and norm == "auto"
+
+
+def over_ranks(norm: Norm, ranks: Alone) -> Norm:
+    """A norm over several ranks, if there are several."""
+    return Distributed(norm, ranks.group) if isinstance(ranks, Ranks) else norm
+
+
 class EachSample:
     """A norm of every sample, for batched solves: from leaves with a batch axis in front to one number per sample.
 
@@ -206,6 +325,11 @@ class ErrorNorm:
 
     def __init__(self, layout: Layout, norm: Norm, rtol: float | Tensor, atol: float | Tensor, like: Tensor):
         self.layout = layout
+        self.ranks: Alone = ALONE
+        self._counts: list[float] = []  # of entries on all ranks
+        if isinstance(norm, Distributed):
+            self.ranks, norm = Ranks(norm.group), Moments(norm.norm)
+        #: What is computed of a state; over several ranks, its moments.
         self.norm = norm
         self.rtol = rtol
         # The usual case, the root mean square of one tensor, divides by √n on the host: one kernel less per step.
@@ -240,10 +364,22 @@ class ErrorNorm:
         sizes = [float(rms(leaf)) if leaf.numel() else 0.0 for leaf in self.layout.segments(ratio)]
         return self.layout.names[sizes.index(builtins.max(sizes))]
 
+    def scaled(self, factor: float) -> ErrorNorm:
+        """The same with tolerances multiplied by a factor."""
+        scaled = copy.copy(self)
+        scaled.rtol, scaled.atol = self.rtol * factor, self.atol * factor
+        return scaled
+
+    def failed(self, like: Tensor) -> float:
+        """The size of an error that could not be computed: infinite, on all ranks."""
+        return self.measured(torch.full_like(like, math.inf)) if self.ranks.several else math.inf
+
     def measured(self, ratio: Tensor) -> float:
         """The norm of an error that is already divided by the tolerance, as a Python float."""
         if self._root is not None:
             return vector_norm(ratio).item() / self._root
+        if isinstance(self.norm, Moments):
+            return self.read(self.norm(self.layout.unpack(ratio)))
         size: Any = self.norm(self.layout.unpack(ratio))  # which a user may have written
         expected = 1 if self.layout.axis == 0 else len(ratio)
         if isinstance(size, Tensor) and size.numel() == expected and not size.is_complex():
@@ -255,4 +391,9 @@ class ErrorNorm:
 
     def read(self, size: Tensor) -> Any:
         """A norm as a Python float; one number per sample, as a tensor on the host."""
+        if isinstance(self.norm, Moments):
+            if not self._counts and self.norm.norm is not max:
+                shapes = self.layout.unpack(torch.empty(sum(x.numel() for x in self.layout.shapes), device="meta"))
+                self._counts = self.ranks.sums(self.norm.counts(shapes))
+            return self.norm.value(size, self._counts, self.ranks)
         return size.item() if self.layout.axis == 0 else size.to("cpu", torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._stepping.interpolation import DenseSolution
 from ._untyped import integers
+from ._verification import Rerun, Verification, verification
 from .errors import SolveError
 from .events import Occurrences
 
@@ -177,6 +178,11 @@ class Stats:
         return text + (f"; backward: {self.backward}" if self.backward else "")
 
 
+def work_of(stats: Stats) -> dict[str, int]:
+    """What ranks that take the same steps must have in common."""
+    return {"evaluations": stats.nfe, "accepted steps": stats.accepted, "rejected steps": stats.rejected}
+
+
 @dataclass(frozen=True)
 class Record:
     """Everything that happened, in order, with `record=True`. Times are host floats.
@@ -217,6 +223,7 @@ class Solution(Generic[Y]):
         dense: with `dense=True` the solution as a function of time.
         record: with `record=True` the times of all evaluations and steps.
         events: for each event that was passed, when it occurred and in which states.
+        rerun: how `verify` solves the problem again.
     """
 
     ts: Tensor
@@ -227,6 +234,39 @@ class Solution(Generic[Y]):
     dense: DenseSolution | None = None
     record: Record | None = None
     events: tuple[Occurrences[Any], ...] = ()
+    rerun: Rerun | None = field(default=None, repr=False, compare=False)
+
+    def verify(self, loss: Callable[[Y], Tensor] | None = None) -> Verification:
+        """Solve again at a tenth of the tolerances, and report the observed error beside what was asked for.
+
+        The problem is solved twice more: as before, to make sure that it is still the same, and more finely. With fixed
+        steps the finer ones are half as long. With `save="steps"` only the last state is compared. The report is an
+        estimate: see [Verifying a solution](errors.md#verifying-a-solution) for what it cannot see.
+
+        Arguments:
+            loss: a function of `ys`; if given, its gradients by y0, args and parameters are compared too.
+
+        Example:
+            >>> import torch, seminode as sn
+            >>> y0 = torch.ones(1, dtype=torch.float64)
+            >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], rtol=1e-6, atol=1e-6)
+            >>> report = sol.verify(loss=lambda ys: ys[-1].sum())
+            >>> true = abs(float(sol.ys[-1]) - 0.36787944117144233)
+            >>> 0.5 < report.error / true < 2.0
+            True
+        """
+        if self.status not in (Status.SUCCESS, Status.EVENT):
+            raise RuntimeError(f"verify: expected a solve that has succeeded, found status {self.status.value!r}")
+        if self.rerun is None:
+            raise RuntimeError(
+                "verify: this solution does not know its problem: it was copied or loaded, or solved inside a "
+                "torch.func transform, on steps that cannot be made finer, or with computed tensors in params="
+            )
+        return verification(self.ys, self.rerun, loss)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A field need not be picklable, nor worth to be copied.
+        return {**self.__dict__, "rerun": None}
 
     def __repr__(self) -> str:
         return f"Solution({len(self.ts)} outputs, {self.status.value}, {self.stats})"

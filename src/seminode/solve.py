@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import torch
@@ -16,19 +17,23 @@ from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
+from ._field.reach import reachable
+from ._field.sharding import reason_to_refuse, refusing_sharded
 from ._integrals.auto_norm import ignoring_integrals
 from ._integrals.separability import separable
+from ._ranks import rank_check
 from ._stepping.interpolation import DenseSolution
 from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
-from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Replay
+from ._verification import FINER, Repeated, Rerun
+from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Direct, Replay
 from .adjoints._events import run_with_events
 from .adjoints._lane_events import run_lanes_with_events
 from .adjoints.base import ForwardResult, knots_of
-from .controllers import Controller
+from .controllers import Controller, FixedStep
 from .events import Event
-from .norms import Norm
-from .solution import Solution, Status
+from .norms import Norm, is_auto
+from .solution import Solution, Status, work_of
 from .solvers import Solver, SolverName
 from .solvers.symplectic import Symplectic
 
@@ -190,14 +195,14 @@ def solve(
             events=checks.check_events(event, flat_field, chosen_params, norm, chosen_solver, chosen_controller),
             params=chosen_params,
             integrals=checks.check_integrals(norm, layout),
+            ranks=checks.check_ranks(norm, chosen_solver),
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
             observers=tuple(observers),
             lanes=lanes,
             **flags,
         )
-        batch_checks.check_batchable(problem, chosen_adjoint, norm, transforms_active())
-        return _solution(problem, _explained(_runner(problem, chosen_adjoint, norm), problem), dtype, function)
+        return _solved(problem, chosen_adjoint, norm, dtype, function)
 
 
 def _packed(y0: Any, batched: bool) -> tuple[Layout, Tensor, torch.dtype]:
@@ -217,11 +222,34 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
     run = adjoint.run
     if problem.events:
         run = functools.partial(run_with_events if problem.lanes is None else run_lanes_with_events, adjoint=adjoint)
-    if isinstance(norm, str) and norm == "auto":
+    if is_auto(norm):
         run = functools.partial(ignoring_integrals, run=run)
     if isinstance(problem.solver, Symplectic):
         run = functools.partial(separable, solver=problem.solver, run=run)
     return run
+
+
+def _solved(
+    problem: Problem, adjoint: Adjoint, norm: Any, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
+) -> Solution[Any]:
+    """The solution of a checked problem, which knows how to repeat the solve."""
+    transformed = transforms_active()
+    batch_checks.check_batchable(problem, adjoint, norm, transformed)
+    rerun = None if transformed else _rerun(problem, adjoint, norm, dtype, function)
+    return replace(_solution(problem, _run(problem, adjoint, norm), dtype, function), rerun=rerun)
+
+
+def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
+    """Run a problem; what other processes do at the same time is looked after here."""
+    check = rank_check()
+    through_autograd = isinstance(adjoint, Direct) and not problem.compile
+    differentiated = torch.is_grad_enabled() and not through_autograd
+    common_steps = problem.ranks.several or not problem.controller.adaptive
+    with refusing_sharded(problem.field.reach, reason_to_refuse(differentiated, common_steps)):
+        result = _explained(_runner(problem, adjoint, norm), problem)
+    if check is not None:
+        check.compare("a solve", work_of(result.stats))
+    return result
 
 
 def _explained(run: Callable[[Problem], ForwardResult], problem: Problem) -> ForwardResult:
@@ -282,6 +310,46 @@ def _solution(
         record=result.record,
         events=() if result.events is None else result.events.occurrences,
     )
+
+
+def _rerun(
+    problem: Problem, adjoint: Adjoint, norm: Any, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
+) -> Rerun | None:
+    """How to solve a problem again; nothing is kept of the graphs that it is a part of."""
+    params, controller, error = problem.params, problem.controller, problem.error
+    if (error is None and not isinstance(controller, FixedStep)) or not all(x.is_leaf for x in params or ()):
+        return None
+    kept: dict[str, Any] = {"dense": False, "record": False, "progress": False, "throw": True, "observers": ()}
+    kept["save"] = "last" if problem.save == "steps" else problem.save
+    args = [x.detach() for x in problem.field.arg_tensors]
+    frozen = replace(problem, y0=problem.y0.detach(), ts=problem.ts.detach(), field=problem.field.bind(args), **kept)
+
+    def run(finer: bool, grad: bool) -> Repeated:
+        again = frozen
+        if error is not None:
+            again = replace(again, error=error.scaled(FINER if finer else 1.0))
+        elif isinstance(controller, FixedStep):
+            again = replace(again, controller=replace(controller, dt=controller.dt * (0.5 if finer else 1.0)))
+        inputs: list[Tensor] = []
+        if grad:
+            args = [x.detach().requires_grad_() if x.is_floating_point() else x for x in frozen.field.arg_tensors]
+            y0 = frozen.y0.detach().requires_grad_()
+            again = replace(again, y0=y0, field=frozen.field.bind(args))
+            leaves = reachable(frozen.field.reach).leaves() if params is None else params
+            inputs = list({id(x): x for x in (y0, *(x for x in args if x.requires_grad), *leaves)}.values())
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            result = _run(again, adjoint, norm)
+            solution = _solution(again, result, dtype, function)
+        states = result.ys if result.arrange is None else result.arrange(result.ys)
+        return Repeated(solution.ys, result.stats.nfe, states.detach(), inputs)
+
+    if error is None:
+        return Rerun(run, None, None, None, problem.save == "steps")
+
+    def size(x: Tensor, y: Tensor) -> float:
+        return float(torch.as_tensor(error.size(x, y)).max())
+
+    return Rerun(run, error.rtol, error.atol, size if function is None else None, problem.save == "steps")
 
 
 def _lane_times(ts: Tensor, problem: Problem) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import norms
 from .._stepping.problem import Problem
 from ..errors import SolveError
 from ..grids import Grid
@@ -111,7 +112,12 @@ def check_batchable(problem: Problem, adjoint: Any, norm: Any, transformed: bool
             f"adjoint: {type(adjoint).__name__} has one backward clock for the whole state; with batched=True use "
             "sn.Replay(), sn.Checkpointed(n) or sn.Direct()"
         )
-    if isinstance(norm, str) and norm == "auto":
+    if isinstance(norm, norms.Distributed):
+        raise ValueError(
+            "norm: distributed() makes ranks take common steps, but with batched=True every sample has its own, on "
+            "whatever rank it is; leave out distributed()"
+        )
+    if norms.is_auto(norm):
         raise ValueError(
             "norm: 'auto' looks for integrals in the state as a whole; with batched=True declare them by "
             "sn.norms.Without(...)"

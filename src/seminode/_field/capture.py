@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -128,7 +130,18 @@ class CaptureWatch(TorchFunctionMode):
         references = [weakref.ref(x) for x in made]
         made.clear()
         self._inside.clear()
-        return [x for reference in references if (x := reference()) is not None]
+        alive = [x for reference in references if (x := reference()) is not None]
+        # A thread that communicates may hold a tensor for some time after the collective has ended.
+        return [x for x in alive if _held_by_python(x, alive)] if alive and communicates() else alive
+
+
+def communicates() -> bool:
+    """Whether this process belongs to a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _held_by_python(x: Tensor, alive: list[Tensor]) -> bool:
+    return any(each is not alive and not isinstance(each, FrameType) for each in gc.get_referrers(x))
 
 
 #: Of each thread: whether a solve makes a leaf for its own use. If it is inside a field, a watch sees that.

@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import norms
+from .._ranks import ALONE, Alone, Ranks
 from ..controllers import Controller, Integral
 from ..errors import ToleranceWarning, warn
 from ..events import Event
@@ -213,7 +214,7 @@ def check_events(
         raise ValueError(f"event: solver {solver.name!r} takes its steps outside of the loop; pass solver='dopri5'")
     if events and not controller.land:
         raise ValueError("event: steps must land on events; leave out land=False")
-    if events and isinstance(norm, str) and norm == "auto":
+    if events and norms.is_auto(norm):
         raise ValueError(
             "norm: 'auto' leaves out leaves that the field does not read, but an event may read them; name the leaves "
             "that no event reads with norm=sn.norms.Without(...)"
@@ -228,7 +229,8 @@ def check_error_norm(
     """Tolerances and norm of error control; `None` where there is none."""
     if not controller.adaptive:
         for name, value in (("rtol", rtol), ("atol", atol), ("norm", norm)):
-            if value is not None:
+            # Of ranks with fixed steps, the backward passes must agree.
+            if value is not None and (not isinstance(value, norms.Distributed) or norms.is_auto(value)):
                 raise ValueError(f"{name}: does nothing with {type(controller).__name__}, which ignores the error")
         return None
     leaf = flatten(y0)[0][0][1]
@@ -254,6 +256,8 @@ def check_tolerances(
 def check_norm(norm: Any, layout: Layout) -> Norm:
     if norm is None:
         return norms.mixed_per_tensor if not layout.single else norms.rms
+    if isinstance(norm, norms.Distributed):
+        return norm.over(check_norm(norm.norm, layout))
     if isinstance(norm, str):
         if norm == "auto":  # narrowed down once the field has been looked at
             return check_norm(None, layout)
@@ -270,8 +274,26 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     return cast(Norm, norm)
 
 
+def check_ranks(norm: Any, solver: Solver) -> Alone:
+    """The processes that take the same steps: those of a distributed norm."""
+    if not isinstance(norm, norms.Distributed):
+        return ALONE
+    if solver.implicit:
+        refuse_implicit_ranks(solver)
+    return Ranks(norm.group)
+
+
+def refuse_implicit_ranks(solver: Solver) -> NoReturn:
+    raise ValueError(
+        f"norm: distributed() does not work with the implicit solver {solver.name!r}, whose linear solves and Newton "
+        "iterations belong to one rank; pass an explicit one such as 'dopri5', or leave the norm out: it is needed "
+        "only where the field communicates"
+    )
+
+
 def check_integrals(norm: Any, layout: Layout) -> tuple[bool, ...]:
     """Which leaves a norm says are only integrals; none if it says nothing of the kind."""
+    norm = norm.norm if isinstance(norm, norms.Distributed) else norm
     if not isinstance(norm, norms.Without):
         return ()
     if len(norm.integrals) != len(layout.names):

@@ -16,7 +16,7 @@ from .._field.pytree import real_dtype
 from .._field.reach import reachable
 from .._stepping.observers import Observer
 from .._stepping.problem import Problem
-from ..norms import ErrorNorm, Without
+from ..norms import ErrorNorm, Without, over_ranks
 from .detect import Reader, looked_at
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]
         raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
     assert problem.error is not None
     field, error = problem.field, problem.error
-    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach).modules)
+    modules, agreed = reachable(field.reach).modules, problem.ranks.every if problem.ranks.several else bool
+    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, modules, agreed)
     mask = _known(problem)
     places: Sequence[float] = ()
     if mask is None:
@@ -76,7 +77,7 @@ def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]
     while True:
         steered = replace(problem, integrals=mask, reader=reader)
         if any(mask):
-            norm = Without(mask)
+            norm = over_ranks(Without(mask), problem.ranks)
             steered = replace(steered, error=ErrorNorm(field.layout, norm, error.rtol, error.atol, problem.y0))
         try:
             for t in places if any(mask) else ():
@@ -90,10 +91,12 @@ def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]
 
 
 def _known(problem: Problem) -> Mask | None:
-    field = problem.field
+    """What is known from earlier solves, on all ranks."""
+    field, mask = problem.field, None
     with contextlib.suppress(TypeError):  # what cannot be referred to weakly is not remembered
-        return _KNOWN.get(field.func, {}).get((field.layout, field.dtype))
-    return None
+        mask = _KNOWN.get(field.func, {}).get((field.layout, field.dtype))
+    everywhere, *flags = problem.ranks.all(mask is not None, *(mask or (False,) * len(field.layout.names)))
+    return tuple(flags) if everywhere else None
 
 
 def _first_look(problem: Problem, reader: Reader) -> Mask:

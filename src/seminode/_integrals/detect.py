@@ -106,11 +106,18 @@ class Reader:
     """Evaluates field(t, y) on altered states to see which leaves of y it reads.
 
     No evaluation leaves a trace on random numbers and buffers, nor one at an altered state on any tensor. They are
-    counted in `evaluations`.
+    counted in `evaluations`. `agreed` says whether something holds on all ranks of a distributed solve.
     """
 
-    def __init__(self, field: Callable[[Tensor, Any], Any], layout: Layout, modules: Sequence[nn.Module] | None = None):
+    def __init__(
+        self,
+        field: Callable[[Tensor, Any], Any],
+        layout: Layout,
+        modules: Sequence[nn.Module] | None = None,
+        agreed: Callable[[bool], bool] = bool,
+    ):
         self._field = field
+        self._agreed = agreed
         self._layout = layout
         self._modules = reachable(field).modules if modules is None else modules
         self.evaluations = 0
@@ -144,17 +151,20 @@ class Reader:
     def still_unread(self, t: Tensor, y: Any, mask: Sequence[bool]) -> bool:
         """Whether the values of the masked leaves, taken together, are not read here either: one evaluation."""
         answer = self._altered(t, *self._choose(y, mask), not_a_number)
-        return answer is not None and not bool(torch.isnan(answer).any())
+        return self._agreed(answer is not None and not bool(torch.isnan(answer).any()))
 
     def _choose(self, y: Any, mask: Sequence[bool] | None) -> tuple[list[Tensor], list[int]]:
         leaves = self._layout.arrange(y)
         assert leaves is not None
-        return leaves, [i for i, leaf in enumerate(leaves) if leaf.numel() and (mask is None or mask[i])]
+        everything = self._agreed is not bool  # what is empty here may have entries on another rank
+        chosen = [i for i, leaf in enumerate(leaves) if (everything or leaf.numel()) and (mask is None or mask[i])]
+        return leaves, chosen
 
     def _same(self, t: Tensor, leaves: list[Tensor], true: Tensor, chosen: list[int], value: Value) -> bool:
         """Whether the answer is the same, to the last bit, with other values in the chosen leaves."""
         answer = self._altered(t, leaves, chosen, value) if chosen else true
-        return answer is not None and torch.equal(answer.view(torch.uint8), true.view(torch.uint8))
+        same = answer is not None and torch.equal(answer.view(torch.uint8), true.view(torch.uint8))
+        return self._agreed(same)
 
     def _true(self, t: Tensor, leaves: list[Tensor]) -> Tensor:
         """The answer to the true state. What the field raises is the caller's to see."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._field.event_function import EventFunction
 from .._field.pytree import real_dtype
+from .._ranks import ALONE, Alone
 from ..errors import NonFiniteState
 from .roots import first_bracket, root
 from .schedule import Schedule
@@ -45,10 +46,14 @@ class Landing(NamedTuple):
 
 
 class EventSearch:
-    """Looks for events in the steps of one solve, and lands on the first of them."""
+    """Looks for events in the steps of one solve, and lands on the first of them.
 
-    def __init__(self, functions: Sequence[EventFunction], schedule: Schedule, like: Tensor):
-        self._functions, self._schedule = functions, schedule
+    Several ranks that take the same steps must land on the same events, so that event functions must have the same
+    values on all of them.
+    """
+
+    def __init__(self, functions: Sequence[EventFunction], schedule: Schedule, like: Tensor, ranks: Alone = ALONE):
+        self._functions, self._schedule, self._ranks = functions, schedule, ranks
         self._dtype, self._device = real_dtype(like), like.device
         self._eps = torch.finfo(self._dtype).eps
         self.landing: Landing | None = None
@@ -214,15 +219,16 @@ class EventSearch:
     def _start_slope(self, i: int, step: Step) -> float:
         """dg/dt at the start of the step. The next zero may follow at once, so that a difference is the last resort."""
         t0, dt = step.plan.t0, step.plan.dt
-        with torch.enable_grad():
-            t = torch.full((), t0, dtype=self._dtype, device=self._device, requires_grad=True)
-            y = step.y0.detach().clone().requires_grad_()
-            value = self._functions[i](t, y)
-        if value.requires_grad:
-            of_t, of_y = torch.autograd.grad(value, [t, y], allow_unused=True)
-            total = 0.0 if of_t is None else of_t.item()
-            k1 = step.slopes[0].detach()
-            return total if of_y is None else total + torch.vdot(of_y.reshape(-1), k1.reshape(-1)).real.item()
+        if not self._ranks.several:  # a derivative by the state of this rank is only a part of it
+            with torch.enable_grad():
+                t = torch.full((), t0, dtype=self._dtype, device=self._device, requires_grad=True)
+                y = step.y0.detach().clone().requires_grad_()
+                value = self._functions[i](t, y)
+            if value.requires_grad:
+                of_t, of_y = torch.autograd.grad(value, [t, y], allow_unused=True)
+                total = 0.0 if of_t is None else of_t.item()
+                k1 = step.slopes[0].detach()
+                return total if of_y is None else total + torch.vdot(of_y.reshape(-1), k1.reshape(-1)).real.item()
         h = math.sqrt(self._eps)
         return (self._value(i, t0 + h * dt, step.along([h])[0].detach()) - self._values[i]) / (h * dt)
 
@@ -237,7 +243,7 @@ class EventSearch:
 
     def _value(self, i: int, t: float, y: Tensor) -> float:
         time = torch.full((), t, dtype=self._dtype, device=self._device)
-        return self._functions[i](time, y.detach()).item()
+        return self._ranks.same(self._functions[i](time, y.detach()).item(), f"{self._functions[i].name}.fn")
 
     def _check_finite(self, i: int, step: Step, values: Sequence[float]) -> None:
         if not all(map(math.isfinite, values)):

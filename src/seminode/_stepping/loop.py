@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
+from .._ranks import ALONE, Alone
 from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
 from ..solvers.base import Memory
@@ -62,7 +63,7 @@ def integrate(
     ratio, last = math.nan, None
     while (plan := schedule.next()) is not None:
         if engine.counter.attempts >= max_steps:
-            _too_many_steps(engine, plan, y, max_steps)
+            _too_many_steps(engine, plan, y, max_steps, error)
         if not plan.landing and abs(plan.dt) < schedule.smallest:
             _underflow(engine, plan, y, last, error, ratio)
         last = None  # like an accepted step, a rejected one must not stay alive while the next is computed
@@ -98,12 +99,13 @@ def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor,
     schedule.begin(first_step(y, k1, error, order, probe))
 
 
-def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float) -> None:
-    """Refuse a NaN or an infinity in y0 or in the field there, before any step is tried."""
+def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float, ranks: Alone = ALONE) -> None:
+    """Refuse a NaN or an infinity in y0 or in the field there, before any step is tried; on all ranks."""
     for what, x in (("y0", y), ("field(t0, y0)", k1)):
-        if x is not None and not is_finite(x):
+        if x is not None and not ranks.every(is_finite(x)):
             leaf = layout.non_finite_leaf(x)
-            raise NonFiniteState(f"{what} holds a NaN or an infinity (leaf {leaf}, t = {t:g})", t=t, leaf=leaf)
+            where = "on another rank" if leaf is None else f"leaf {leaf}"
+            raise NonFiniteState(f"{what} holds a NaN or an infinity ({where}, t = {t:g})", t=t, leaf=leaf)
 
 
 def refuse_failure(engine: Engine, step: Step) -> None:
@@ -136,8 +138,8 @@ def _failure_of(engine: Engine) -> type[StepFailure]:
     return NewtonDivergence if engine.solver.implicit else StepFailure
 
 
-def _too_many_steps(engine: Engine, plan: Plan, y: Tensor, max_steps: float) -> NoReturn:
-    advice = stiffness(engine, plan, y) or (
+def _too_many_steps(engine: Engine, plan: Plan, y: Tensor, max_steps: float, error: ErrorNorm | None) -> NoReturn:
+    advice = stiffness(engine, plan, y, ALONE if error is None else error.ranks) or (
         "The problem may be stiff or the tolerance too tight: raise rtol and atol, or max_steps, or check whether the "
         "field grows without bound."
     )
@@ -161,7 +163,8 @@ def _underflow(
             dt=plan.dt,
         )
     if last is not None and not math.isfinite(ratio):
-        bad = last.y1 if not is_finite(last.y1) else last.end_slope()
+        ranks = ALONE if error is None else error.ranks
+        bad = last.y1 if not ranks.every(is_finite(last.y1)) else last.end_slope()
         leaf = layout.non_finite_leaf(bad.detach())
         raise NonFiniteState(
             f"just after t = {plan.t0:g} the field or the state is NaN or infinite, however small the step "
@@ -181,7 +184,7 @@ def _underflow(
         leaf = error.worst_leaf(last.error().detach(), last.y0.detach(), last.y1.detach())
         plan = last.plan
         misses = f"of {plan.dt:.3g} misses the tolerance by a factor of {ratio:.3g}"
-    advice = stiffness(engine, plan, y) or (
+    advice = stiffness(engine, plan, y, error.ranks) or (
         "Try a looser rtol or atol, float64, a `jumps=` entry if the field is discontinuous here, or check that the "
         "solution does not blow up."
     )

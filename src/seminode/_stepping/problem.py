@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from .._ranks import ALONE, Alone
 from ..norms import ErrorNorm
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Problem:
     max_steps: int = 100_000
     compile: bool = False
     observers: tuple[Observer, ...] = ()
+    ranks: Alone = ALONE  # the processes that take the same steps
     #: With `batched=True`, the output times of every sample, (B, T), on the host; `times` are then the two ends of an
     #: interval that holds them all.
     lanes: Tensor | None = None

@@ -213,7 +213,7 @@ class Step:
     def ratio(self, norm: ErrorNorm) -> float:
         """The size of the error relative to what is allowed; infinite if the solver failed."""
         if self.failure is not None:
-            return float("inf")
+            return norm.failed(self.y0)
         if self._ratio is not None:
             return norm.read(self._ratio)
         error, y0, y1 = self.error(), self.y0, self.y1

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._untyped import vector_norm
+from .._ranks import ALONE, Alone
 from .engine import Engine
 from .schedule import Plan
 
@@ -17,7 +17,7 @@ ITERATIONS = 20
 BOUNDARY = 1.0, 12.0
 
 
-def stiffness(engine: Engine, plan: Plan, y: Tensor) -> str | None:
+def stiffness(engine: Engine, plan: Plan, y: Tensor, ranks: Alone = ALONE) -> str | None:
     """Advice, if the steps of an explicit method are as long as stability allows; else `None`.
 
     The dominant eigenvalue of ∂f/∂y is estimated by the power method with differences of the field in the place of the
@@ -26,11 +26,8 @@ def stiffness(engine: Engine, plan: Plan, y: Tensor) -> str | None:
     solver = engine.solver
     if solver.implicit or not solver.general:
         return None
-    try:
-        with torch.no_grad():
-            found = dominant_eigenvalue(engine, plan.stage_time(0.0), y.detach())
-    except Exception:  # the field may not be defined beside the solution
-        return None
+    with torch.no_grad():
+        found = dominant_eigenvalue(engine, plan.stage_time(0.0), y.detach(), ranks)
     if found is None:
         return None
     direction = math.copysign(1.0, plan.dt)
@@ -44,19 +41,34 @@ def stiffness(engine: Engine, plan: Plan, y: Tensor) -> str | None:
     )
 
 
-def dominant_eigenvalue(engine: Engine, t: float, y: Tensor) -> float | None:
-    """An estimate of the real part of the eigenvalue of ∂f/∂y that is largest in magnitude, if it is mostly real."""
-    f = engine.evaluate(t, y)
-    scale = float(vector_norm(y)) + 1.0
+def dominant_eigenvalue(engine: Engine, t: float, y: Tensor, ranks: Alone = ALONE) -> float | None:
+    """An estimate of the real part of the eigenvalue of ∂f/∂y that is largest in magnitude, if it is mostly real.
+
+    With several ranks, y is what one of them has of a state. All of them make the same evaluations.
+    """
+
+    def evaluate(y: Tensor) -> Tensor:
+        try:
+            return engine.evaluate(t, y)
+        except Exception:  # the field may not be defined beside the solution
+            return torch.full_like(y, math.nan)
+
+    def products(*pairs: tuple[Tensor, Tensor]) -> list[float]:
+        parts = [torch.vdot(a.reshape(-1), b.reshape(-1)).real.double() for a, b in pairs]
+        return ranks.sums(torch.stack(parts))
+
+    f = evaluate(y)
+    scale = math.sqrt(products((y, y))[0]) + 1.0
     eps = math.sqrt(torch.finfo(y.dtype).eps) * scale
     v = f + torch.linspace(0.5, 1.0, f.numel(), dtype=torch.float64).to(f.device, f.dtype).reshape(f.shape)
     value = size = 0.0
     for _ in range(ITERATIONS):
-        norm = float(vector_norm(v))
+        norm = math.sqrt(products((v, v))[0])
         if not 0.0 < norm < math.inf:
             return None
         v = v / norm
-        product = (engine.evaluate(t, torch.add(y, v, alpha=eps)) - f) / eps
-        value, size = float(torch.vdot(v.reshape(-1), product.reshape(-1)).real), float(vector_norm(product))
+        product = (evaluate(torch.add(y, v, alpha=eps)) - f) / eps
+        value, square = products((v, product), (product, product))
+        size = math.sqrt(square)
         v = product
     return value if math.isfinite(value) and abs(value) > 0.5 * size else None

@@ -18,11 +18,12 @@ from .._field.capture import UseWatch, as_leaf, restricted, substituted
 from .._field.determinism import Determinism, SameAnswers, fingerprint
 from .._field.field import Field
 from .._field.reach import reachable
+from .._ranks import Alone, rank_check
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
 from .._stepping.observers import Counter, Tape
 from .._stepping.problem import Problem
 from ..errors import NonFiniteState
-from ..solution import Stats
+from ..solution import Stats, work_of
 from ._detection import detect
 from ._higher_order import differentiated, vjp
 from .base import Adjoint, ForwardPass, ForwardResult, has_tangent
@@ -247,6 +248,15 @@ def check_cotangents(
         raise NonFiniteState(message, t=times[i], stats=stats(), backward=True)
 
 
+def agreed_sizes(grad: Tensor | None, ranks: Alone) -> list[float]:
+    """The largest magnitude in every row, on any rank."""
+    return ranks.largest(row_sizes(grad))
+
+
+def _zeros(kind: tuple[torch.Size, torch.dtype, torch.device] | None) -> Tensor | None:
+    return None if kind is None else torch.zeros(kind[0], dtype=kind[1], device=kind[2])
+
+
 class SolveFunction(Function):
     """Binds a finished forward pass into autograd."""
 
@@ -265,6 +275,7 @@ class SolveFunction(Function):
         kept = [] if forward.tape is None else forward.tape.hand_over()
         samples = [] if forward.samples is None else forward.samples.hand_over()
         ctx.samples = len(samples)
+        ctx.outputs = [None if x is None else (x.shape, x.dtype, x.device) for x in outputs]
         # The inputs, so that a change in place is noticed; the tape, so that autograd frees it and hooks may move it.
         ctx.save_for_backward(*inputs.guarded(tensors), *samples, *kept, *([ys] if adjoint.keeps_outputs else []))
         return ys, coefficients
@@ -279,14 +290,20 @@ class SolveFunction(Function):
                 "backward pass), since its backward pass reads values. Pass adjoint=sn.Direct() and compile=False to "
                 "solve, or loop over the cotangents."
             )
+        if forward.problem.ranks.several:  # all ranks backpropagate alike, whatever their own losses depend on
+            grads = tuple(_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.outputs, strict=True))
         tensors, kept = inputs.split(ctx.saved_tensors)
         samples, kept = kept[: ctx.samples], kept[ctx.samples :]
         request = BackwardRequest(forward, inputs, tensors, kept, samples, ctx.needs_input_grad[4:], grads)
         nothing = [None] * 4
         if torch.is_grad_enabled():
             return *nothing, *GradientFunction.apply(adjoint, request, *grads, *tensors)  # type: ignore[misc]
+        check = rank_check()
         with forward.determinism.backward():
-            return *nothing, *adjoint.backward(request)
+            found = adjoint.backward(request)
+        if check is not None and forward.report.stats is not None:
+            check.compare("a backward pass", work_of(forward.report.stats))
+        return *nothing, *found
 
 
 class GradientFunction(Function):

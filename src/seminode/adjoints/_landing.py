@@ -79,11 +79,24 @@ def differentiable_landing(
     fixed = engine.step(plan, y, memory)
     time = torch.full((), plan.t1, dtype=real_dtype(y), device=y.device)
     r = function(time + end, fixed.y1).to(start.dtype)
+    if forward.problem.ranks.several and _depends_on(r, fixed.y1):
+        raise ValueError(
+            f"event: the time of {function.name} depends on the states of all ranks, and with norms.distributed() its "
+            "gradient is not available. Use an event function of t alone, solve under torch.no_grad(), detach the "
+            "state inside the function to treat the time as a constant, or use batched=True, which needs no such norm"
+        )
     slope = torch.autograd.grad(r, end, retain_graph=True, allow_unused=True)[0] if r.requires_grad else None
     size = 0.0 if slope is None else slope.item()
     tangential = not abs(size) > torch.finfo(start.dtype).eps ** 0.4 * landing.slope_scale
     shift: Tensor = EventTime.apply(r, size, tangential, f"{function.name} at t = {plan.t1:g}")  # type: ignore[misc]
     return shift, landing_engine(forward, y, LandingShifts(start, shift)).step(plan, y, memory)
+
+
+def _depends_on(r: Tensor, y: Tensor) -> bool:
+    if not (r.requires_grad and y.requires_grad):
+        return False
+    grad = torch.autograd.grad(r, y, retain_graph=True, allow_unused=True)[0]
+    return grad is not None and bool(grad.any())
 
 
 def landing_engine(forward: ForwardPass, y: Tensor, shifts: Any) -> Engine:

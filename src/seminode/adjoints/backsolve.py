@@ -51,6 +51,10 @@ class Backsolve(ContinuousAdjoint):
         super().__post_init__()
         if isinstance(self.norm, str) and self.norm not in norms.BACKWARD:
             raise ValueError(f"norm: expected one of {', '.join(norms.BACKWARD)} or a callable, found {self.norm!r}")
+        if isinstance(self.norm, norms.Distributed):
+            raise TypeError(
+                "norm: expected a norm of one rank; pass norms.distributed() to solve, and the backward pass follows"
+            )
         if not isinstance(self.norm, str) and not callable(self.norm):
             raise TypeError(f"norm: expected a name or a callable, found {type(self.norm).__name__}")
         if self.restart not in get_args(Restart):

@@ -271,7 +271,7 @@ class ForwardPass:
         check, layout = not transforms_active(), problem.field.layout
         if problem.trivial:
             if check and problem.lanes is None:
-                check_start(y0, None, layout, problem.times[0])
+                check_start(y0, None, layout, problem.times[0], problem.ranks)
             return
         memory = solver.start(y0)
         if plans is not None:
@@ -280,8 +280,10 @@ class ForwardPass:
             return
         schedule = self.schedule = self.schedule or self._begun_schedule()
         if problem.events and self.search is None:
-            search: Any = EventSearch if problem.lanes is None else LaneEventSearch
-            self.search = search(problem.events, schedule, y0)
+            if isinstance(schedule, LaneSchedule):
+                self.search = LaneEventSearch(problem.events, schedule, y0)
+            else:
+                self.search = EventSearch(problem.events, schedule, y0, problem.ranks)
         error = problem.error
         k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
         self.k1 = None
@@ -289,7 +291,7 @@ class ForwardPass:
             self._integrate_lanes(engine, schedule, y0, k1, observers)
             return
         if check:
-            check_start(y0, k1, layout, problem.times[0])
+            check_start(y0, k1, layout, problem.times[0], problem.ranks)
         memory = solver.with_slope(memory, k1)
         if isinstance(solver, SciPy):
             schedule = memory = SciPySteps(problem, solver, engine.evaluate, y0, k1)
@@ -310,7 +312,7 @@ class ForwardPass:
             check=check and problem.controller.check,
             search=self.search,
         )
-        if check and not all(map(is_finite, (end, *solver.carried(memory)))):
+        if check and not problem.ranks.every(all(map(is_finite, (end, *solver.carried(memory))))):
             # Reached only where the norm does not read the leaf that went wrong.
             leaf, t1 = layout.non_finite_leaf(end.detach()), problem.times[-1]
             raise NonFiniteState(

@@ -84,6 +84,11 @@ class Quadrature(DenseAdjoint):
     def refuse(self, problem: Problem) -> None:
         super().refuse(problem)
         refuse_coarse_polynomials(self.name, self.backward_method(problem)[0])
+        if problem.ranks.several and self.rule == "gauss-kronrod":
+            raise ValueError(
+                "rule: 'gauss-kronrod' halves intervals by the gradients of parameters, of which with "
+                "norms.distributed() each rank has only its own part; pass rule='lobatto' or 'gauss'"
+            )
 
     def integral(self, context: IntegralContext) -> QuadratureIntegral:
         if self.rule == "gauss-kronrod":

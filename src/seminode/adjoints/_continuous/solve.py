@@ -20,7 +20,7 @@ from ...errors import NonFiniteState, SolveError
 from ...norms import ErrorNorm, Norm
 from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
-from .._autograd import BackwardRequest, Gradients, check_cotangents, check_samples, row_sizes
+from .._autograd import BackwardRequest, Gradients, agreed_sizes, check_cotangents, check_samples
 from .._drift import DRIFT, warn_of_drift
 from .compiled import AdjointPrograms, CompiledAdjointEvaluator, CompiledAdjointStepper
 from .dense_state import DenseState
@@ -120,12 +120,12 @@ class BackwardSolve:
         self.engine = self._engine()
         # Fixed steps have no tolerance to measure with: a hundredth is too much then.
         allowed = (_number(method.rtol), _number(method.atol)) if method.controller.adaptive else (1e-4, 1e-4)
-        self.drift = ErrorNorm(layout, norms.mixed_per_tensor, *allowed, self.y0)
+        self.drift = ErrorNorm(layout, norms.over_ranks(norms.mixed_per_tensor, problem.ranks), *allowed, self.y0)
         self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
 
     def run(self) -> Gradients:
         grad_ys = self.request.cotangents[0]
-        rows = row_sizes(grad_ys)
+        rows = agreed_sizes(grad_ys, self.problem.ranks)
         if grad_ys is None or not any(rows):
             return self._nothing(grad_ys)
         if self.problem.throw:
@@ -182,7 +182,9 @@ class BackwardSolve:
                 rest = like.numel() - 2 * own.numel() - len(front)
                 value = torch.cat([*front, own, own, own.min().expand(rest)])
             tolerances.append(value)
-        return ErrorNorm(layout, self.method.norm, tolerances[0], tolerances[1], like)
+        return ErrorNorm(
+            layout, norms.over_ranks(self.method.norm, self.problem.ranks), tolerances[0], tolerances[1], like
+        )
 
     def _stops(self, rows: Sequence[float]) -> Iterator[Stop]:
         """Output times with a cotangent, the last first. The value at the start is y0 itself: no stop."""

@@ -91,6 +91,13 @@ class ContinuousAdjoint(FunctionAdjoint):
                 f"adjoint: {self.name} takes steps of its own, for which PrescribedSteps has no sizes; pass "
                 f"{self.name}(controller=...)"
             )
+        if problem.ranks.several and solver.implicit:
+            checks.refuse_implicit_ranks(solver)
+        if problem.ranks.several and self.integrals_in_state:
+            raise ValueError(
+                f"norm: {self!r} looks at the gradients of parameters in every step, but with norms.distributed() each "
+                "rank has only its own part of them; pass norm='seminorm', which does not read them"
+            )
         self.tolerances(problem)
 
     def backward_method(self, problem: Problem) -> tuple[Solver, Controller]:

@@ -29,7 +29,7 @@ from ..._stepping.step import Step
 from ...errors import NonFiniteState
 from ...grids import Grid
 from ...solution import Record
-from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotangents, check_samples, row_sizes
+from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, agreed_sizes, check_cotangents, check_samples
 from .._sums import Sums
 from .frozen import frozen_solve, repeatability
 from .lane_vjp import LaneStepShifts, LaneTimeGradient
@@ -132,7 +132,8 @@ class Sweep:
         gradient: Any = LaneTimeGradient if self._lanes else TimeGradient
         self.time = gradient(self.ts, self.y0) if self.needs[1] else None
         self.outputs, self._begun = self.forward.outputs, self.forward.begun
-        self.rows = row_sizes(grad_ys), row_sizes(grad_coefficients)
+        ranks = self.problem.ranks
+        self.rows = agreed_sizes(grad_ys, ranks), agreed_sizes(grad_coefficients, ranks)
         # A step that was compiled and is taken again eagerly rounds in other places.
         explain, factor = self.request.inputs.check_unmodified, 1e3 if self.capture is None else 1e4
         self._same = SameAnswers(self.problem.field.eps, explain, factor, repeatability(self.problem))
