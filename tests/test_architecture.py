@@ -30,11 +30,13 @@ LAYERS = [
         "_field.places",
         "_field.lineage",
         "_field.linearisation",
+        "_field.locks",
         "_stepping.checkpoints",
         "_compile.torch_private",
     },
     {
         "_field.capture",
+        "_field.randomness",
         "_field.reach",
         "_stepping.combination",
         "_stepping.roots",

@@ -154,5 +154,6 @@ def run(
             run(first, out / STARTS, root, wait=True)
             task.model.load_state_dict(Checkpoint.load(out / STARTS / first.name / CHECKPOINT).part("best"))
         training = Training(folder, task, settings.schedule, settings.seed, progress)
-        training.resume()
+        if training.resume():
+            folder.resumed(training.next_epoch, config["circumstances"])
         return training.train()

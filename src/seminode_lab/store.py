@@ -1,6 +1,6 @@
 """Run folders. The folder of a run holds its settings, its measurements and a checkpoint to resume from.
 
-    config.json               settings, seed, versions and commit
+    config.json               settings, seed, versions and commit; the same for every time the run was resumed
     metrics.json              all evaluations so far, in order
     times-0010.npz            the times of function evaluations and steps in the evaluation after epoch 10
     control.npz               pendulum only: the swing-up by the trained model; written before result.json
@@ -174,13 +174,23 @@ class Run:
             write_json(there, self.config)
             return
         found = read_json(there)
-        asked, kept = self.config["settings"], found.get("settings", {})
+        asked, kept = self.config["settings"], found.get("settings")
+        if not isinstance(kept, dict):
+            raise StoreError(f"{there}: settings: expected a dict, found a {type(kept).__name__}; {REMEDIES[CONFIG]}")
         if asked != kept:
             names = sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name))
             raise Taken(f"{self.path}: holds another run: {', '.join(names)} differ. Use another folder.")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def resumed(self, epoch: int, circumstances: Mapping[str, Any]) -> None:
+        """Note in the settings that the run goes on from an epoch, and with which versions and threads."""
+        found = read_json(self.path / CONFIG)
+        earlier = found.get("resumes", [])
+        if not isinstance(earlier, list):
+            raise StoreError(f"{self.path / CONFIG}: resumes: expected a list; {REMEDIES[CONFIG]}")
+        write_json(self.path / CONFIG, {**found, "resumes": [*earlier, {"epoch": epoch, **circumstances}]})
 
     # The state of the run.
 

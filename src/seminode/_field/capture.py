@@ -7,7 +7,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._compile.torch_private import compiler_loaded
 from .lineage import Lineage
+from .locks import compiler
 from .pytree import leaves_of, mapped
 
 #: Where a tensor comes from: the state, the time, a tensor that the field has captured; and whether the graph between
@@ -23,15 +23,22 @@ from .pytree import leaves_of, mapped
 STATE, TIME, CAPTURED = 1, 2, 4
 CUT = 3
 ORIGINS = STATE | TIME | CAPTURED
+WAIT = 60.0  # seconds, for another thread that compiles
 
 
-def uncompiled() -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
     """Where a field must be followed operation by operation, what is compiled in it runs eagerly.
 
     Compiled code hides its operations, and a compiler that first meets a function under a watch gives up on that
-    function for good. The compiler is not loaded for this.
+    function for good. The compiler is not loaded for this. What it is told is told to the whole process, so that other
+    threads must not compile meanwhile.
     """
-    return torch.compiler.set_stance("force_eager") if compiler_loaded() else contextlib.nullcontext()
+    if not compiler_loaded():
+        yield
+        return
+    with compiler.turn(WAIT), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 class CaptureWatch(TorchFunctionMode):
