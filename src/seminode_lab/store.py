@@ -257,9 +257,12 @@ class Finished:
     @classmethod
     def load(cls, path: Path) -> Finished:
         metrics, result = path / METRICS, path / RESULT
+        config = read_json(path / CONFIG)
+        if not isinstance(config.get("settings"), dict):
+            raise StoreError(f"{path / CONFIG}: settings: expected a dict; {REMEDIES[CONFIG]}")
         return cls(
             path,
-            read_json(path / CONFIG),
+            config,
             read_json(metrics, list) if metrics.exists() else [],
             read_json(result) if result.exists() else None,
         )

@@ -23,8 +23,9 @@ from seminode_lab import running
 from seminode_lab.store import CHECKPOINT, CONFIG
 from seminode_lab.training import Schedule
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # Ray's own warnings
-SETTINGS = tiny(schedule=Schedule(epochs=60, lr=1e-3, every=30))
+# The warnings are Ray's own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
+SETTINGS = tiny(schedule=Schedule(epochs=12, lr=1e-3, every=6))
 DRIVER = """
 import json, sys
 sys.path = json.loads(sys.argv[1])
@@ -142,7 +143,7 @@ def check(out: Path, elsewhere: Path, resumes: int) -> None:
             assert found[key][name] == expected[key][name]
     config = json.loads((out / SETTINGS.name / CONFIG).read_text())
     assert len(config["resumes"]) == resumes
-    assert all(0 < each["epoch"] < 60 and each["threads"] == 1 for each in config["resumes"])
+    assert all(0 < each["epoch"] < 12 and each["threads"] == 1 for each in config["resumes"])
 
 
 @pytest.mark.parametrize("who", ["the run", "the Ray worker"])
