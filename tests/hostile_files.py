@@ -127,7 +127,8 @@ def run(form: str, examples: int, seed: int, *paths: str) -> dict[str, Any]:
     """Read files, and damaged ones of the corpus, with at most one gigabyte of memory more than now."""
     chance = random.Random(seed)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 1024 * MEGABYTE,) * 2)
+    most = used + 1024 * MEGABYTE
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
         contents = (Path(path).read_bytes() for path in paths)

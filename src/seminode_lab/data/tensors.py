@@ -85,7 +85,7 @@ def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     for name, x in sorted(tensors.items()):
         total.update(f"{name!r} {x.dtype} {tuple(x.shape)}\n".encode())
         if x.numel():
-            total.update(memoryview(x.reshape(-1).view(torch.uint8).numpy()))
+            total.update(x.reshape(-1).view(torch.uint8).numpy().data)
     total.update(repr(sorted(about.items())).encode())
     return total.hexdigest()
 
