@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
@@ -18,6 +19,8 @@ class FileServer(ThreadingHTTPServer):
         ranges: whether it knows of ranges.
         limit: from where on it says that there is no such range.
         cut: after how many bytes it closes a connection.
+        pause: seconds between two bytes of a file.
+        header_pause: seconds between two lines of a header that does not end.
         requests: the range asked for, of every request.
     """
 
@@ -29,6 +32,7 @@ class FileServer(ThreadingHTTPServer):
         self.ranges = True
         self.cut: int | None = None
         self.limit = 1 << 40
+        self.pause = self.header_pause = 0.0
         self.requests: list[str | None] = []
 
     def address(self, name: str) -> str:
@@ -47,6 +51,10 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self.send_error(404)
             return
+        while self.server.header_pause:
+            self.send_response_only(100)
+            self.end_headers()
+            time.sleep(self.server.header_pause)
         start = 0
         match = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if match and self.server.ranges:
@@ -60,7 +68,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        self.wfile.write(content[start:][: self.server.cut])
+        drops = len(content) if self.server.pause else 0
+        for i in range(start, drops):
+            self.wfile.write(content[i : i + 1])
+            time.sleep(self.server.pause)
+        self.wfile.write(content[max(start, drops) :][: self.server.cut])
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -252,12 +252,43 @@ def _place(problem: ProblemRuns) -> tuple[int, int, str]:
     return EXPERIMENTS.index(problem.experiment), rank, problem.row
 
 
+#: The data sets of each experiment.
+EXPECTED = {
+    "ncde": ("speech_commands", "japanese_vowels"),
+    "cnf": ("mnist", "cifar10", "digits"),
+    "hnn": ("pendulum",),
+}
+#: The types of settings that tables, figures and reports use.
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("preset", "data", "device"), (str,)),
+    **dict.fromkeys(("rtol", "atol"), (int, float)),
+    **dict.fromkeys(("batch", "seed", "fitted"), (int,)),
+    "compile": (bool,),
+    "sizes": (tuple, type(None)),
+}
+
+
+def _wrong_setting(settings: Settings) -> str | None:
+    """What is wrong with settings that were read from a file; `None` if nothing is."""
+    for name, kinds in TYPES.items():
+        found = getattr(settings, name)
+        if type(found) not in kinds:
+            return f"{name}: expected {' or '.join(kind.__name__ for kind in kinds)}, found {found!r:.60}"
+    if settings.data not in EXPECTED[settings.experiment]:
+        expected = ", ".join(EXPECTED[settings.experiment])
+        return f"data: expected one of {expected} for {settings.experiment!r}, found {settings.data!r:.60}"
+    return None
+
+
 def _fault(run: Finished) -> str | None:
     """Why a run cannot be used; `None` if it can."""
     if run.result is None:
         return "not complete"
     try:
         settings = Settings.of_json(run.settings)
+        wrong = _wrong_setting(settings)
+        if wrong is not None:
+            return f"damaged: {wrong}"
         other = run.settings.get("adjoint")
         if other is not None:
             return f"made with {other} instead of the adjoint of its mode"

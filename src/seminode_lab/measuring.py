@@ -31,7 +31,8 @@ from seminode.solution import BackwardReport, Stats
 from seminode.solvers import Bosh3, Dopri5, Dopri8
 
 from .modes import oversized_seminorm, solve_options
-from .running import Root, circumstances, task_of
+from .provenance import circumstances
+from .running import Root, task_of
 from .settings import EXPERIMENTS, Settings, rows
 from .store import read_json, write_json
 from .tasks import ModelTask

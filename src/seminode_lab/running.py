@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,47 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import seminode as sn
 from seminode.models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet
 
 from . import data as sets
 from .models import pendulum
 from .modes import solve_options
 from .progress import TrainingCallbacks
+from .provenance import circumstances
 from .settings import Settings
 from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
 from .training import SPLITS, Training
 
 Root = str | os.PathLike[str] | None
-
-
-def circumstances() -> dict[str, Any]:
-    """The versions and the machine with which a run is made."""
-    return {
-        "seminode": sn.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "commit": commit(),
-    }
-
-
-def commit() -> str | None:
-    """The commit of the sources, marked if they were changed; `None` if they are not in a repository."""
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
 
 
 #: The number of classes of the labelled series. A reduced set may not contain all of them.
@@ -184,5 +154,6 @@ def run(
             run(first, out / STARTS, root, wait=True)
             task.model.load_state_dict(Checkpoint.load(out / STARTS / first.name / CHECKPOINT).part("best"))
         training = Training(folder, task, settings.schedule, settings.seed, progress)
-        training.resume()
+        if training.resume():
+            folder.resumed(training.next_epoch, config["circumstances"])
         return training.train()

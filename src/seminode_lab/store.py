@@ -1,6 +1,6 @@
 """Run folders. The folder of a run holds its settings, its measurements and a checkpoint to resume from.
 
-    config.json               settings, seed, versions and commit
+    config.json               settings, seed, versions and commit; the same for every time the run was resumed
     metrics.json              all evaluations so far, in order
     times-0010.npz            the times of function evaluations and steps in the evaluation after epoch 10
     control.npz               pendulum only: the swing-up by the trained model; written before result.json
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from seminode.errors import warn
+
+from .data import reading
+from .data.arrays import read_npz
+from .data.errors import DataError
 from .data.files import writing
+from .data.reading import parsed
+from .data.tensors import load_tensors, save_tensors
 
 CONFIG, METRICS, RESULT, CHECKPOINT, LOCK = (
     "config.json",
@@ -43,6 +48,10 @@ class StoreError(Exception):
 
 class Busy(StoreError):
     """Another process works on this run."""
+
+
+class OldCheckpoint(UserWarning):
+    """A checkpoint was written before checkpoints had digests."""
 
 
 class Taken(StoreError):
@@ -69,15 +78,26 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(text)
 
 
+#: What to do about a damaged file.
+REMEDIES = {
+    CONFIG: "restore it from a copy, or delete the run's folder to make the run again",
+    METRICS: "restore it from a copy, or delete the run's folder to make the run again",
+    RESULT: "delete it, and the run is resumed from its checkpoint",
+}
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
+    remedy = REMEDIES.get(path.name, "delete it to have it made again")
     try:
-        found = json.loads(path.read_text())
+        found = reading.read_json(path)
     except FileNotFoundError:
         raise StoreError(f"{path}: expected a file, found none") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StoreError(f"{path}: expected JSON, found something else ({error})") from error
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except DataError as error:
+        raise StoreError(f"{error}; {remedy}") from error
     if not isinstance(found, kind):
-        raise StoreError(f"{path}: expected a {kind.__name__}, found a {type(found).__name__}")
+        raise StoreError(f"{path}: expected a {kind.__name__}, found a {type(found).__name__}; {remedy}")
     return found
 
 
@@ -90,17 +110,9 @@ class Checkpoint:
     rest: Mapping[str, Any]  # JSON: numbers, strings, lists, dicts
 
     def save(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
         about = {"epoch": str(self.epoch), "rest": json.dumps(dict(self.rest))}
-        tensors = {name: x.detach().cpu().contiguous() for name, x in self.tensors.items()}
         with placing(path) as temporary:
-            try:
-                save_file(tensors, temporary, metadata=about)
-            except OSError:
-                raise
-            except Exception as error:  # safetensors has its own exception for a full disk
-                raise OSError(f"{error}") from error
+            save_tensors(temporary, self.tensors, about)
 
     def part(self, kind: str) -> dict[str, Tensor]:
         """The tensors whose names start with `kind:`, under their names without this prefix."""
@@ -108,20 +120,25 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read a checkpoint. This runs no code from the file: the format holds only numbers."""
-        from safetensors import SafetensorError, safe_open
+        """Read a checkpoint. This runs no code from the file: the format holds only numbers and text.
 
+        Checkpoints of version 0.1 have no digest. They are read with a warning.
+        """
         try:
-            with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return cls(int(about["epoch"]), tensors, json.loads(about["rest"]))
+            found = load_tensors(path)
+            epoch, rest = int(found.about["epoch"]), parsed(found.about["rest"])
+            if epoch < -1 or not isinstance(rest, dict):
+                raise ValueError(f"epoch {epoch} with a {type(rest).__name__}")
         except FileNotFoundError:
             raise StoreError(f"{path}: expected a checkpoint, found none") from None
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (DataError, OSError, KeyError, ValueError) as error:
+            said = str(error).removeprefix(f"{path}: ").removeprefix("damaged ")
             raise StoreError(
-                f"{path}: the checkpoint is damaged ({type(error).__name__}: {error}). Delete it to restart the run."
+                f"{path}: the checkpoint is damaged ({type(error).__name__}: {said}). Delete it to restart the run."
             ) from error
+        if not found.proven:
+            warn(f"{path}: an old checkpoint without a digest; changes of its content cannot be noticed", OldCheckpoint)
+        return cls(epoch, found.tensors, rest)
 
 
 class Run:
@@ -157,13 +174,23 @@ class Run:
             write_json(there, self.config)
             return
         found = read_json(there)
-        asked, kept = self.config["settings"], found.get("settings", {})
+        asked, kept = self.config["settings"], found.get("settings")
+        if not isinstance(kept, dict):
+            raise StoreError(f"{there}: settings: expected a dict, found a {type(kept).__name__}; {REMEDIES[CONFIG]}")
         if asked != kept:
             names = sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name))
             raise Taken(f"{self.path}: holds another run: {', '.join(names)} differ. Use another folder.")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def resumed(self, epoch: int, circumstances: Mapping[str, Any]) -> None:
+        """Note in the settings that the run goes on from an epoch, and with which versions and threads."""
+        found = read_json(self.path / CONFIG)
+        earlier = found.get("resumes", [])
+        if not isinstance(earlier, list):
+            raise StoreError(f"{self.path / CONFIG}: resumes: expected a list; {REMEDIES[CONFIG]}")
+        write_json(self.path / CONFIG, {**found, "resumes": [*earlier, {"epoch": epoch, **circumstances}]})
 
     # The state of the run.
 
@@ -230,9 +257,12 @@ class Finished:
     @classmethod
     def load(cls, path: Path) -> Finished:
         metrics, result = path / METRICS, path / RESULT
+        config = read_json(path / CONFIG)
+        if not isinstance(config.get("settings"), dict):
+            raise StoreError(f"{path / CONFIG}: settings: expected a dict; {REMEDIES[CONFIG]}")
         return cls(
             path,
-            read_json(path / CONFIG),
+            config,
             read_json(metrics, list) if metrics.exists() else [],
             read_json(result) if result.exists() else None,
         )
@@ -251,10 +281,11 @@ class Finished:
         if not path.exists():
             return {}
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-            raise StoreError(f"{path}: damaged ({error})") from error
+            return read_npz(path)
+        except DataError as error:
+            raise StoreError(str(error)) from error
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def runs(folder: Path, skip: Callable[[StoreError], None]) -> list[Finished]:

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from seminode_lab import store
-from seminode_lab.store import Checkpoint, Finished, Run, StoreError, runs
+from seminode_lab.store import Checkpoint, Finished, OldCheckpoint, Run, StoreError, runs
 
 CONFIG = {"settings": {"experiment": "ncde", "rtol": 1e-3}, "seed": 0}
 
@@ -185,6 +186,30 @@ def test_a_cut_checkpoint_says_so(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-4])
         with pytest.raises(StoreError, match="damaged"):
             run.checkpoint()
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", CONFIG) as run:
+        run.save(checkpoint(0))
+        path = run.path / store.CHECKPOINT
+        whole = bytearray(path.read_bytes())
+        whole[-2] ^= 1
+        path.write_bytes(whole)
+        with pytest.raises(StoreError, match=r"damaged \(.*its content differs from its digest.*\)\. Delete it"):
+            run.checkpoint()
+        path.write_bytes(whole.replace(b"best", b"rest", 1))
+        with pytest.raises(StoreError, match="its content differs from its digest"):
+            run.checkpoint()
+
+
+def test_an_old_checkpoint_without_a_digest_is_read_with_a_note(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", CONFIG) as run:
+        about = {"epoch": "3", "rest": json.dumps({"best": [1.0, 3]})}
+        save_file({"w": torch.ones(2)}, run.path / store.CHECKPOINT, metadata=about)
+        with pytest.warns(OldCheckpoint, match=r"checkpoint\.safetensors: an old checkpoint without a digest"):
+            found = run.checkpoint()
+    assert found is not None
+    assert (found.epoch, found.rest, found.tensors["w"].tolist()) == (3, {"best": [1.0, 3]}, [1.0, 1.0])
 
 
 def test_other_runs_are_not_touched_by_a_damaged_one(tmp_path: Path) -> None:

@@ -234,8 +234,10 @@ def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> C
             reason = described(error)
             stateful = determinism.trial()
             # An error of the field itself is raised here. With a graph, since the field may cache weights.
-            field(time, y)
-            stateful()
+            try:
+                field(time, y)
+            finally:
+                stateful()
     warn_not_compiled(reason)
     return None
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._field.locks import compiler
 from .rewrites import slow, table
 from .torch_private import inductor, make_fx, partition
 
@@ -17,7 +18,8 @@ Program = Callable[[list[Any]], Sequence[Tensor]]
 
 def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Program:
     """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties."""
-    return back_end(traced(function, examples, rewritten=True), list(examples))
+    with compiler.turn():
+        return back_end(traced(function, examples, rewritten=True), list(examples))
 
 
 def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:

@@ -110,10 +110,12 @@ class EagerEvaluator:
 
     def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
         self._log.add(t)
-        if self._determinism.stateful:
-            self._determinism.prepare()
         time = as_time(t, self._dtype, self._device)
-        k = self._field(time if shift is None else time + shift, y)
+        moved = time if shift is None else time + shift
+        if self._determinism.stateful:
+            k = self._determinism.repeat(partial(self._field, moved, y))
+        else:
+            k = self._field(moved, y)
         if self.watched is not None:
             self.watched.append(Evaluation(time, y, k))
         return k

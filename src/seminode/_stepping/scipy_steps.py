@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._compile.torch_private import transforms_active
+from .._field.locks import exclusive
 from .._field.pytree import real_dtype
 from ..controllers import FixedStep
 from ..errors import StepFailure
@@ -59,7 +60,7 @@ class SciPySteps:
         piece, own = self._piece, self._own
         assert piece is not None
         self._seen = None
-        with warnings.catch_warnings(record=True) as caught:
+        with exclusive(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             message = own.step()
         if own.status == "failed":

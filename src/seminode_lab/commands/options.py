@@ -58,12 +58,18 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def complete_runs(folder: Path) -> list[Finished]:
-    """The complete runs in a folder. Others are left out."""
+    """The complete runs in a folder. Others are left out, and named on standard error with the reason."""
+    from ..measures import gather
     from ..store import StoreError, runs
 
     if not folder.is_dir():
         raise NotADirectoryError(f"DIR: expected a folder of run folders, found {str(folder)!r}")
-    found = [run for run in runs(folder, lambda error: None) if run.result is not None]
+    notes: list[str] = []
+    gathered = gather(runs(folder, lambda error: notes.append(str(error))))
+    notes += [f"{folder / name}: {reason}" for name, reason in gathered.left_out.items()]
+    for note in notes:
+        print(f"note: left out: {' '.join(note.split())}", file=sys.stderr)
+    found = sorted((run for problem in gathered.problems for run in problem.runs), key=lambda run: run.path)
     if not found:
         raise StoreError(f"{folder}: expected run folders, found none that is complete")
     return found

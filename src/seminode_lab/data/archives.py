@@ -7,19 +7,25 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from tqdm import tqdm
 
 from .errors import DataError
-from .files import CHUNK, explained
+from .files import digest, explained
+from .reading import content as content_of
+from .reading import opened
+from .tar import Tar
 
 SUMS = "SHA256SUMS"
+SUMS_SIZE = 64 << 20  # bytes at most; 100,000 files need 11 MB
+#: An archive may expand this many times, or to this many bytes: sound and images can hardly be compressed.
+RATIO, EXPANDED = 20, 64 << 20
 
 
 def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True) -> None:
@@ -27,7 +33,7 @@ def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True)
 
     The file `SHA256SUMS` with the checksums of all files is added, for `wrong_sums` and `sha256sum --check`.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise DataError(f"{target}: exists already and is not overwritten; move it away to unpack {archive.name}")
     scratch = None
     try:
@@ -52,22 +58,20 @@ def unpack(archive: Path, target: Path, inside: str = "", progress: bool = True)
 def _written(archive: Path, folder: Path, progress: bool) -> Iterator[tuple[str, str]]:
     """Write every file, and yield its name and checksum."""
     try:
-        with gzip.open(archive, "rb") as raw, tarfile.open(fileobj=raw, mode="r|") as tar:
-            members = tqdm(tar, desc=archive.name, unit=" files", leave=False, disable=None if progress else True)
-            for member in members:
+        with opened(archive, sys.maxsize) as file, gzip.GzipFile(fileobj=file) as raw:
+            limit = max(EXPANDED, RATIO * os.fstat(file.fileno()).st_size)
+            tar = Tar(raw, limit)  # type: ignore[arg-type]  # it can be read like any other file
+            for member in tqdm(tar, desc=archive.name, unit=" files", leave=False, disable=None if progress else True):
                 name = _safe(archive, member)
                 path = folder / name
                 if member.isdir():
                     path.mkdir(parents=True, exist_ok=True)
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
-                content = tar.extractfile(member)
-                assert content is not None
-                yield name.as_posix(), _copy(content, path, member.size)
+                yield name.as_posix(), _copy(tar.content(), path)
             # The checksum of a gzip file is at its end, and gzip verifies it there.
-            while raw.read(CHUNK):
-                pass
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+            tar.read_to_end()
+    except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{archive}: corrupted archive ({error})") from error
     except OSError as error:
         # Errors of gzip have no errno; those of the disk do.
@@ -80,21 +84,20 @@ def _safe(archive: Path, member: tarfile.TarInfo) -> PurePosixPath:
     """The name of a member, if it is a plain file or a folder and stays inside the target folder."""
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or re.match(r"[A-Za-z]:", member.name):
-        raise DataError(f"{archive}: refused: {member.name!r} is outside the folder that it is unpacked into")
+        raise DataError(f"{archive}: refused: {member.name!a} is outside the folder that it is unpacked into")
+    if not member.name.isprintable():
+        raise DataError(f"{archive}: refused: {member.name!a} has characters that cannot be printed")
     if not (member.isreg() or member.isdir()):
-        raise DataError(f"{archive}: refused: {member.name!r} is a link or a device; expected files and folders")
+        raise DataError(f"{archive}: refused: {member.name!a} is a link or a device; expected files and folders")
     return name
 
 
-def _copy(content: IO[bytes], path: Path, size: int) -> str:
-    total, count = hashlib.sha256(), 0
+def _copy(content: Iterator[bytes], path: Path) -> str:
+    total = hashlib.sha256()
     with path.open("xb") as file:
-        while chunk := content.read(CHUNK):
+        for chunk in content:
             file.write(chunk)
             total.update(chunk)
-            count += len(chunk)
-    if count != size:
-        raise EOFError(f"{path.name} ends after {count} of {size} bytes")
     return total.hexdigest()
 
 
@@ -112,12 +115,15 @@ def wrong_sums(folder: Path, progress: bool = True) -> list[str] | None:
     if not listing.is_file():
         return None
     wrong = []
-    lines = listing.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = content_of(listing, SUMS_SIZE).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{listing}: expected a list of checksums, found something else ({error})") from error
     for line in tqdm(lines, desc=f"{folder.name}: checksums", leave=False, disable=None if progress else True):
         expected, _, name = line.partition("  ")
         path = folder / name
         if not path.is_file():
             wrong.append(f"{name} is missing")
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+        elif digest(path, "sha256") != expected:
             wrong.append(f"{name} has changed since it was unpacked")
     return wrong

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from seminode.errors import warn
 
-from .errors import CacheWarning
+from .errors import CacheWarning, DataError
 from .files import writing
+from .tensors import load_tensors, save_tensors
 
 
 def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors in `path` if they were saved with the same key; otherwise those of `make`, which are then saved.
 
-    The file is a safetensors file. It contains only numbers and no code.
+    A file that is damaged, or that has no digest to tell, is made again.
     """
     found = _load(path, key)
     if found is not None:
@@ -25,8 +25,8 @@ def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[
     tensors = {name: tensor.contiguous() for name, tensor in make().items()}
     try:
         with writing(path) as scratch:
-            _safetensors().torch.save_file(tensors, scratch, metadata={"key": key})
-    except (OSError, _safetensors().SafetensorError) as error:
+            save_tensors(scratch, tensors, {"key": key})
+    except OSError as error:
         warn(f"{path}: could not be saved and will be computed again the next time ({error})", CacheWarning)
     return tensors
 
@@ -35,18 +35,7 @@ def _load(path: Path, key: str) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     try:
-        with _safetensors().safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("key") != key:
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
-    except (OSError, _safetensors().SafetensorError):
-        return None  # it is computed again
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("the cache of features needs safetensors: pip install 'seminode[lab]'") from error
-    return safetensors
+        found = load_tensors(path)
+    except (OSError, DataError):
+        return None
+    return found.tensors if found.proven and found.about.get("key") == key else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +63,24 @@ def cifar10(root: str | os.PathLike[str] | None = None) -> Images:
         root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache.
     """
     folder = located("cifar10", root, PLACES, tuple(BATCHES))
-    train, test = _joined(folder, TRAIN), _joined(folder, TEST)
-    if len(train) + len(test) != TOTAL:
-        missing = ", ".join(name for name in BATCHES if not (folder / name).is_file())
-        warn_incomplete(
-            "cifar10",
-            folder,
-            f"{len(train) + len(test):,} of {TOTAL:,} images{f' ({missing} missing)' if missing else ''}",
-        )
+    # Checksums come first: a file that has the published one needs no further checks.
+    original = {name for name in BATCHES if (folder / name).is_file() and digest(folder / name, "md5") == BATCHES[name]}
+    batches = {name: read_batch(folder / name) for name in BATCHES if (folder / name).is_file()}
+    train, test = _joined(folder, batches, TRAIN), _joined(folder, batches, TEST)
+    other = [name for name, batch in batches.items() if name not in original and _content(*batch) != CONTENTS[name]]
+    if other or len(train) + len(test) != TOTAL:
+        missing = ", ".join(name for name in BATCHES if name not in batches)
+        notes = [f"{missing} missing"] * bool(missing) + [f"not the published images: {', '.join(other)}"] * bool(other)
+        why = f" ({'; '.join(notes)})" if notes else ""
+        warn_incomplete("cifar10", folder, f"{len(train) + len(test):,} of {TOTAL:,} images{why}")
     return Images(train, test)
 
 
-def _joined(folder: Path, names: Sequence[str]) -> ImageSet:
-    batches = [read_batch(folder / name) for name in names if (folder / name).is_file()]
-    if not batches:
+def _joined(folder: Path, batches: Mapping[str, tuple[Tensor, Tensor]], names: Sequence[str]) -> ImageSet:
+    there = [batches[name] for name in names if name in batches]
+    if not there:
         raise MissingData(f"cifar10: expected {', '.join(names)} in {str(folder)!r}, found none")
-    return ImageSet(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    return ImageSet(torch.cat([x for x, _ in there]), torch.cat([y for _, y in there]))
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:
@@ -101,11 +103,10 @@ def _entry(path: Path, batch: dict[Any, Any], name: str) -> Any:
     for key in (name.encode(), name):
         if key in batch:
             return batch[key]
-    raise DataError(f"{path}: expected an entry {name!r}, found {', '.join(map(repr, batch)) or 'nothing'}")
+    raise DataError(f"{path}: expected an entry {name!r}, found {', '.join(map(ascii, batch))[:200] or 'nothing'}")
 
 
-def _content(path: Path) -> str:
-    x, labels = read_batch(path)
+def _content(x: Tensor, labels: Tensor) -> str:
     total = hashlib.sha256(x.numpy().tobytes())
     total.update(bytes(labels.tolist()))
     return total.hexdigest()
@@ -140,7 +141,7 @@ class CIFAR10(DataSet):
             if not path.is_file() or digest(path, "md5") == md5:
                 continue
             try:
-                if _content(path) == CONTENTS[name]:
+                if _content(*read_batch(path)) == CONTENTS[name]:
                     other.append(name)
                 else:
                     status = status.noting(f"{path}: neither the published md5 {md5} nor its images", state="broken")

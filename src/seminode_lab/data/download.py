@@ -7,20 +7,25 @@ import http.client
 import os
 import re
 import shutil
+import stat
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
 from .errors import DataError
 from .files import CHUNK, explained, mismatch, size_text
+from .reading import NOFOLLOW
 
 TIMEOUT = 30.0  # seconds without a byte
+ANSWER = 120.0  # seconds until a server has answered, redirections included
+SLOWEST = 10_000.0  # bytes per second; a transfer that takes longer than its size at this rate is given up
 ATTEMPTS = 5  # per address; each resumes the previous one
 PAUSE = 1.0  # seconds before the second attempt; the pause grows with every attempt
 
@@ -56,7 +61,7 @@ def download(resource: Resource, folder: Path, progress: bool = True) -> Path:
     An incomplete download is kept in a file that ends in .part, and the next call resumes it.
     """
     target = folder / resource.name
-    if target.exists():
+    if os.path.lexists(target):
         wrong = mismatch(target, resource.checksum, progress)
         if wrong is not None:
             raise DataError(f"{target}: {wrong}; it is not overwritten; move it away to download it again")
@@ -85,7 +90,7 @@ def _alone(part: Path) -> Iterator[None]:
         yield
         return
     lock = part.with_name(f"{part.name}.lock")
-    with lock.open("w") as file:
+    with _unfollowed(lock, os.O_RDWR | os.O_CREAT) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -131,11 +136,12 @@ def _transfer(address: str, resource: Resource, part: Path, progress: bool) -> N
         return  # complete, but not yet moved into place
     if have > resource.size:
         have = 0
-    with _opened(address, have) as response:
+    with _answer(address, have) as response:
         # If the server does not support ranges, the download starts from the beginning.
         resumed = have > 0 and response.status == 206 and _start(response) == have
         have = have if resumed else 0
         _check_space(part, resource.size - have)
+        deadline = time.monotonic() + TIMEOUT + (resource.size - have) / SLOWEST
         bar = tqdm(
             total=resource.size,
             initial=have,
@@ -145,8 +151,11 @@ def _transfer(address: str, resource: Resource, part: Path, progress: bool) -> N
             disable=None if progress else True,
         )
         try:
-            with part.open("ab" if resumed else "wb") as file, bar:
+            mode = os.O_APPEND if resumed else os.O_TRUNC
+            with _unfollowed(part, os.O_WRONLY | os.O_CREAT | mode) as file, bar:
                 while have <= resource.size and (chunk := _read(response)):
+                    if time.monotonic() > deadline:
+                        raise Interrupted(f"slower than {SLOWEST:,.0f} bytes per second")
                     file.write(chunk)
                     have += len(chunk)
                     bar.update(len(chunk))
@@ -157,6 +166,43 @@ def _transfer(address: str, resource: Resource, part: Path, progress: bool) -> N
     if have > resource.size:
         part.unlink()
         raise Unreachable(f"expected {resource.size:,} bytes, found more")
+
+
+def _unfollowed(path: Path, flags: int) -> BinaryIO:
+    """A regular file, open for writing. A link that somebody has put there would lead to another file."""
+    try:
+        handle = os.open(path, flags | NOFOLLOW | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise DataError(f"{path}: is a symbolic link, which is not followed; remove it") from error
+        raise explained(error, path) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DataError(f"{path}: expected a file, found something else; remove it")
+    return os.fdopen(handle, "r+b" if flags & os.O_RDWR else "wb")
+
+
+def _answer(address: str, have: int) -> Any:
+    """The answer of a server. A server that sends its header byte by byte is given up, too.
+
+    Only the time between two bytes can be limited for a connection, so that another thread waits for the answer.
+    """
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found.append(_opened(address, have))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER)
+    if not found:
+        raise Interrupted(f"no answer within {ANSWER:.0f} seconds")
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _opened(address: str, have: int) -> Any:
@@ -179,7 +225,7 @@ def _opened(address: str, have: int) -> Any:
 def _read(response: Any) -> bytes:
     """Read a chunk. Errors of the network are told apart from those of the disk, which are also OSErrors."""
     try:
-        return response.read(CHUNK)
+        return response.read1(CHUNK)  # `read` would wait until there are so many bytes
     except (OSError, http.client.HTTPException) as error:
         raise Interrupted(f"the connection broke ({error or type(error).__name__})") from error
 
@@ -196,4 +242,7 @@ def _check_space(part: Path, needed: int) -> None:
 
 
 def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
+    try:
+        return part.lstat().st_size
+    except FileNotFoundError:
+        return 0

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .errors import DataError
+from .reading import opened
 
 CHUNK = 1 << 20
 
@@ -67,7 +69,7 @@ def digest(path: Path, algorithm: str, progress: bool = False) -> str:
     """The checksum of a file, in hexadecimal digits."""
     total = hashlib.new(algorithm)
     try:
-        with path.open("rb") as file, _bar(path, progress) as bar:
+        with opened(path, sys.maxsize) as file, _bar(path, progress) as bar:
             while chunk := file.read(CHUNK):
                 total.update(chunk)
                 bar.update(len(chunk))

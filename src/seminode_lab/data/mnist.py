@@ -49,6 +49,8 @@ def mnist(root: str | os.PathLike[str] | None = None) -> Images:
 
 def _part(folder: Path, part: str, expected: int) -> ImageSet:
     images, labels = _file(folder, f"{part}-images-idx3-ubyte"), _file(folder, f"{part}-labels-idx1-ubyte")
+    # No checksums are published for files that are not compressed.
+    other = [path.name for path in (images, labels) if path.name in FILES and _wrong(path)]
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or x.shape[1:] != (28, 28):
         raise DataError(f"{images}: expected the shape (images, 28, 28), found {tuple(x.shape)}")
@@ -56,9 +58,14 @@ def _part(folder: Path, part: str, expected: int) -> ImageSet:
         raise DataError(f"{labels}: expected the shape ({len(x)},), found {tuple(y.shape)}")
     if len(y) and int(y.max()) > 9:
         raise DataError(f"{labels}: expected labels from 0 to 9, found {int(y.max())}")
-    if len(x) != expected:
-        warn_incomplete("mnist", images, f"{len(x):,} of {expected:,} images")
+    if other or len(x) != expected:
+        why = f" (not the published files: {', '.join(other)})" if other else ""
+        warn_incomplete("mnist", images, f"{len(x):,} of {expected:,} images{why}")
     return ImageSet(x[:, None], y.long())
+
+
+def _wrong(path: Path, progress: bool = False) -> str | None:
+    return mismatch(path, f"md5:{FILES[path.name][0]}", progress)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -96,12 +103,12 @@ class MNIST(DataSet):
         folder = status.place
         if folder is None:
             return status
-        for name, (md5, _) in FILES.items():
+        for name in FILES:
             path = folder / name
             plain = path.with_suffix("")
             try:
                 if path.is_file():
-                    wrong = mismatch(path, f"md5:{md5}", progress)
+                    wrong = _wrong(path, progress)
                     status = status.noting(f"{path}: {wrong}", state="broken") if wrong else status
                 elif plain.is_file():
                     read_idx(plain)

@@ -11,10 +11,12 @@ from pathlib import Path
 from .base import count_text
 from .errors import DataError
 from .files import explained
+from .reading import content
 
 #: The words in the order of their labels.
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 LISTS = ("validation_list.txt", "testing_list.txt")
+LIST_SIZE = 16 << 20  # bytes at most; those of the releases have less than 1 MB
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def clips_in(folder: Path) -> list[Clip]:
         except OSError as error:
             raise explained(error, folder / word) from error
         for entry in sorted(entries, key=lambda entry: entry.name):
-            about = entry.stat()
+            about = entry.stat(follow_symlinks=False)
             found.append(Clip(word, Path(entry.path), about.st_size, about.st_mtime_ns))
     return found
 
@@ -91,7 +93,7 @@ def _names(path: Path) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = content(path, LIST_SIZE).decode().split()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a list of names word/clip.wav, found something else ({error})") from error
     return {line for line in lines if line.partition("/")[0] in WORDS}

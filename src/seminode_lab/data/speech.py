@@ -102,9 +102,9 @@ def _features(folder: Path, clips: Sequence[Clip], root: Path, progress: bool) -
     transform = MFCC()
     source = hashlib.sha256(repr((1, transform, SAMPLES)).encode())
     for clip in clips:
-        source.update(f"{clip.name}\0{clip.size}\0{clip.changed}\n".encode())
+        source.update(os.fsencode(f"{clip.name}\0{clip.size}\0{clip.changed}\n"))
     # One file per folder, so that new features replace obsolete ones.
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12]
     path = features_dir(root) / f"speech_commands_mfcc_{name}.safetensors"
     found = cached(path, source.hexdigest(), lambda: _computed(clips, transform, progress))
     return found["x"], found["labels"], found["rows"]

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import lab_runs
 import pytest
 from lab_runs import write_all
 from project import ROOT
@@ -80,3 +81,33 @@ def test_benchmarks_get_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert main(["bench", "--quick", "--problems", "small"]) == 3
     assert called[0][1:] == ["-m", "benchmarks", "--quick", "--problems", "small"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("config.json", '{"settings": []}', "settings"),
+        ("config.json", "[" * 100_000, "nested more than 64 levels"),
+        ("metrics.json", '{"a": 1}', "expected a list, found a dict; restore it from a copy"),
+        ("result.json", "[]", "expected a dict, found a list; delete it, and the run is resumed"),
+        ("result.json", "{}", "damaged"),
+        ("config.json", None, "data: expected one of pendulum for 'hnn', found 'moon'"),
+    ],
+    ids=["settings", "nested", "metrics", "result", "empty", "data"],
+)
+def test_damaged_runs_are_named_and_others_are_not_affected(
+    name: str, change: str | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hnn = next(row for row in lab_runs.rows() if row.experiment == "hnn")
+    for seed in (0, 1):
+        lab_runs.write(hnn.changed(seed=seed), tmp_path)
+    broken = tmp_path / hnn.changed(seed=1).name / name
+    if change is None:
+        change = broken.read_text().replace('"data": "pendulum"', '"data": "moon"')
+    broken.write_text(change)
+    assert main(["table", str(tmp_path), "hnn"]) == 0
+    said = capsys.readouterr()
+    assert said.out
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"note: left out: {broken.parent}")
+    assert reason in line

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import io
+import os
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 from file_server import FileServer, serving
 
-from seminode_lab.data import DataError
+from seminode_lab.data import DataError, archives
 from seminode_lab.data import download as downloading
 from seminode_lab.data.archives import SUMS, unpack, wrong_sums
 from seminode_lab.data.download import Resource, download
@@ -163,6 +166,52 @@ def test_two_downloads_of_one_file_do_not_mix(server: FileServer, tmp_path: Path
             download(resource(server), tmp_path)
 
 
+@pytest.mark.parametrize("suffix", [".part", ".part.lock"])
+def test_a_link_in_the_place_of_a_download_is_not_followed(suffix: str, server: FileServer, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / f"thing.bin{suffix}").symlink_to(victim)
+    with pytest.raises(DataError, match=rf"thing\.bin{suffix}: is a symbolic link, which is not followed; remove it"):
+        download(resource(server), folder)
+    assert victim.read_text() == "precious"
+    assert not (folder / "thing.bin").exists()
+
+
+def test_a_pipe_in_the_place_of_a_download_is_refused(server: FileServer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "thing.bin.part")
+    with pytest.raises(DataError, match=r"thing\.bin\.part"):
+        download(resource(server), tmp_path)
+    os.unlink(tmp_path / "thing.bin.part")
+    os.mkfifo(tmp_path / "thing.bin")
+    with pytest.raises(DataError, match=r"thing\.bin: expected a file, found a FIFO"):
+        download(resource(server), tmp_path)
+
+
+def test_a_server_that_sends_drop_by_drop_is_given_up(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pause between two bytes is longer than the limit for a pause, but the whole would take for ever."""
+    monkeypatch.setattr(downloading, "TIMEOUT", 0.1)
+    monkeypatch.setattr(downloading, "SLOWEST", 1e7)
+    server.pause = 0.02
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"slower than 10,000,000 bytes per second; .* are kept"):
+        download(resource(server), tmp_path)
+    assert time.monotonic() - begin < 10.0
+    assert files(tmp_path) == ["thing.bin.part"]
+
+
+def test_a_server_that_never_ends_its_header_is_given_up(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloading, "ANSWER", 0.3)
+    server.header_pause = 0.05
+    with pytest.raises(DataError, match=r"thing\.bin: no answer within 0 seconds"):
+        download(resource(server), tmp_path)
+
+
 class Full(io.FileIO):
     """A file on a full disk."""
 
@@ -177,7 +226,13 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
         return Full(self, mode) if mode in ("ab", "wb", "xb") else original(self, mode, *args, **options)
 
+    by_handle = os.fdopen
+
+    def opened_by_handle(handle: int, mode: str = "r") -> Any:
+        return Full(handle, mode) if mode == "wb" else by_handle(handle, mode)
+
     monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(os, "fdopen", opened_by_handle)
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -308,5 +363,63 @@ def test_a_disk_that_fills_while_unpacking_leaves_nothing(tmp_path: Path, reques
     path = archive(tmp_path / "a.tar.gz", (entry("x"), b"1"))
     request.getfixturevalue("full_disk")
     with pytest.raises(DataError, match="out: no space left on the disk"):
+        unpack(path, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def tar_gz(path: Path, *blocks: bytes) -> Path:
+    path.write_bytes(gzip.compress(b"".join(blocks) + bytes(1024)))
+    return path
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = entry(name, kind)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 512)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_archives_of_every_form(form: int, tmp_path: Path) -> None:
+    name = "folder/" + 40 * "long" + "/ü" if form != tarfile.USTAR_FORMAT else "folder/" + 40 * "l"
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=form) as tar:
+        for each, content in ((name, b"1" * 700), ("b", b"")):
+            info = entry(each)
+            info.size, info.mtime = len(content), 1.5
+            tar.addfile(info, io.BytesIO(content))
+    unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+    assert (tmp_path / "out" / name).read_bytes() == b"1" * 700
+    assert (tmp_path / "out" / "b").read_bytes() == b""
+    assert wrong_sums(tmp_path / "out") == []
+
+
+BOMB = 4 << 20  # bytes of zeros, which become 4 kB
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((header("a", BOMB), bytes(BOMB)), "it expands to more than 1,000,000 bytes"),
+        ((header("a", 1), padded(b"x"), bytes(1024), bytes(BOMB)), "it expands to more than"),
+        ((header("a", BOMB, tarfile.XHDTYPE), bytes(BOMB)), "expected at most 65,536 bytes for a name"),
+        ((header("a", BOMB, tarfile.GNUTYPE_LONGNAME), bytes(BOMB)), "expected at most 65,536 bytes for a name"),
+        ((header("a", 26, tarfile.XHDTYPE), padded(b"26 GNU.sparse.realsize=99\n")), "which is not supported"),
+        ((header("a", 4, tarfile.XHDTYPE), padded(b"9999")), "an extended header that cannot be read"),
+        ((header("a", 1), padded(b"x"), b"damaged header".ljust(512, b"!"), header("b", 0)), "corrupted archive"),
+        ((header("a", 0).replace(b"a\0", b"\xff\0", 1),), "corrupted archive"),
+        ((header("x\ny", 0),), "refused: 'x.ny' has characters that cannot be printed"),
+        ((header("a", 1000), bytes(10)), "corrupted archive"),
+    ],
+    ids=["file", "end", "pax", "longname", "sparse", "record", "header", "surrogate", "newline", "short"],
+)
+def test_an_archive_that_is_more_than_it_seems_is_refused(
+    blocks: tuple[bytes, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "EXPANDED", 1_000_000)
+    path = tar_gz(tmp_path / "a.tar.gz", *blocks)
+    with pytest.raises(DataError, match=rf"a\.tar\.gz: .*{message}"):
         unpack(path, tmp_path / "out")
     assert list(tmp_path.iterdir()) == [path]
