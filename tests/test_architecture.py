@@ -31,6 +31,7 @@ LAYERS = [
         "_field.lineage",
         "_field.linearisation",
         "_stepping.checkpoints",
+        "_compile.process",
         "_compile.torch_private",
     },
     {
@@ -74,7 +75,7 @@ LAYERS = [
         "_stepping.scipy_steps",
         "_compile.engine",
     },
-    {"adjoints"},
+    {"adjoints", "_compile.background"},
     {"solve", "extending"},
     {"paths", "diagnostics"},
     {"models", "compat"},
