@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
 import sys
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +210,31 @@ def test_a_function_made_anew_is_the_same_kind(back_end: BackEnd) -> None:
     assert len(background._kinds) == 1
     solve(lambda t, y: net(t, y) * 2)  # other code
     assert len(background._kinds) == 2
+
+
+def test_fields_are_not_kept_alive(back_end: BackEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Callable:
+        def __init__(self) -> None:
+            self.net = Field()
+
+        def __call__(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.net(t, y)
+
+        def method(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.net(t, y)
+
+    monkeypatch.setattr(background, "AFTER", 1e9)
+
+    def run() -> list[Any]:
+        net, owner = Field(), Callable()
+        for field in (net, owner, owner.method, lambda t, y: net(t, y), functools.partial(owner)):
+            solve(field)
+        return [weakref.ref(net), weakref.ref(owner)]
+
+    alive = run()
+    assert len(background._kinds) == 5
+    gc.collect()
+    assert [x() for x in alive] == [None, None]
 
 
 def test_kinds_are_bounded(back_end: BackEnd, monkeypatch: pytest.MonkeyPatch) -> None:

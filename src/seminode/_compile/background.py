@@ -131,7 +131,7 @@ def _key(problem: Problem, adjoint: Any) -> Hashable:
     return (
         (_kind_of(field.func), field.layout, field.dtype, tuple(_kind_of(x) for x in field.args)),
         (y0.dtype, y0.device, y0.requires_grad, problem.ts.requires_grad, torch.is_grad_enabled()),
-        (_kind_of(problem.solver), None if error is None else _kind_of(error.norm), _kind_of(adjoint)),
+        (_option(problem.solver), None if error is None else _option(error.norm), _option(adjoint)),
         (problem.save, len(problem.times) > 2, problem.dense, len(problem.events), bool(problem.jumps)),
         (problem.params is None, problem.lanes is None, torch.get_num_threads()),
     )
@@ -149,8 +149,13 @@ def _kind_of(thing: Any) -> Hashable:
         return _kind_of(thing.__func__), _kind_of(thing.__self__)
     if isinstance(thing, FunctionType):
         return thing.__code__, *(_kind_of(x) for x in _closed_over(thing))
-    if isinstance(thing, (int, float, str, list, tuple, dict)):
-        return type(thing)
+    return type(thing)  # not the thing itself, which would be kept alive
+
+
+def _option(thing: Any) -> Hashable:
+    """The same for a solver, a norm or an adjoint, which are values."""
+    if isinstance(thing, FunctionType | MethodType | functools.partial):
+        return _kind_of(thing)
     try:
         hash(thing)
     except TypeError:
