@@ -32,6 +32,7 @@ LAYERS = [
         "_field.linearisation",
         "_field.locks",
         "_stepping.checkpoints",
+        "_compile.process",
         "_compile.torch_private",
     },
     {
@@ -79,7 +80,7 @@ LAYERS = [
         "_stepping.scipy_steps",
         "_compile.engine",
     },
-    {"adjoints"},
+    {"adjoints", "_compile.background"},
     {"solve", "extending"},
     {"paths", "diagnostics"},
     {"models", "compat"},

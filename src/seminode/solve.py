@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from ._compile.background import in_background
 from ._compile.torch_private import transforms_active, untraced
 from ._field import batch_checks, checks
 from ._field.capture import chosen
@@ -60,7 +61,7 @@ class SolveOptions(TypedDict, total=False):
     record: bool
     progress: bool
     max_steps: int
-    compile: bool
+    compile: bool | Literal["background"]
     batched: bool
 
 
@@ -119,7 +120,7 @@ def solve(
     progress: bool = False,
     throw: bool = True,
     max_steps: int = 100_000,
-    compile: bool = False,
+    compile: bool | Literal["background"] = False,
     batched: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Solution[Any]:
@@ -156,7 +157,8 @@ def solve(
             decides whether a gradient that is not finite is an error on the backward pass.
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
-            with a field takes seconds to compile it, later ones reuse the programs.
+            with a field takes seconds to compile it, later ones reuse the programs. `"background"` does not wait:
+            solves run eagerly until another process has compiled the programs.
         batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
             [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
             independently, and its t has shape (B,).
@@ -174,7 +176,6 @@ def solve(
         y0, args = _without_inference((y0, args))
         checks.check_field(field)
         checks.check_flags(batched=batched)
-        flags = checks.check_flags(dense=dense, record=record, progress=progress, throw=throw, compile=compile)
         layout, flat, dtype = _packed(y0, batched)
         tensor_ts, times, lanes = _check_times(_without_inference(ts), flat, batched)
         chosen_solver, chosen_adjoint = checks.check_solver(solver), _check_adjoint(adjoint)
@@ -200,7 +201,8 @@ def solve(
             max_steps=checks.check_count("max_steps", max_steps),
             observers=tuple(observers),
             lanes=lanes,
-            **flags,
+            compile=checks.check_compile(compile),
+            **checks.check_flags(dense=dense, record=record, progress=progress, throw=throw),
         )
         return _solved(problem, chosen_adjoint, norm, dtype, function)
 
@@ -226,6 +228,8 @@ def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem]
         run = functools.partial(ignoring_integrals, run=run)
     if isinstance(problem.solver, Symplectic):
         run = functools.partial(separable, solver=problem.solver, run=run)
+    if problem.compile == "background":
+        run = functools.partial(in_background, run=run, adjoint=adjoint)
     return run
 
 

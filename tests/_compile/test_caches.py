@@ -65,6 +65,45 @@ def test_front_ends_are_bounded(few_front_ends: int) -> None:
     assert len(graph._known) <= few_front_ends
 
 
+@pytest.mark.slow
+def test_memory_of_many_shapes_is_bounded() -> None:
+    """1,000 solves with fifty shapes: what the first 500 leave behind, the others replace."""
+    field = Field()
+
+    def objects(shapes: range) -> int:
+        for n in shapes:
+            for _ in range(20):
+                solve(field, (n,))
+        gc.collect()
+        counted = Tensor, FieldGraph, torch.fx.Node, torch.fx.GraphModule
+        return sum(issubclass(type(x), counted) for x in gc.get_objects())
+
+    first, second = objects(range(1, 26)), objects(range(26, 51))
+    assert len(graph._known) <= graph.FRONT_ENDS
+    assert second <= 1.05 * first
+
+
+def test_a_smaller_last_batch_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training loop of four epochs: each of the two sizes has its programs, which all epochs share."""
+    field, made = Field(), 0
+
+    def counting(module: Any, examples: list[Any]) -> Any:
+        nonlocal made
+        made += 1
+        return run_graph(module, examples)
+
+    monkeypatch.setattr(inductor, "back_end", counting)
+    after = []
+    for _ in range(4):
+        for n in (8, 8, 8, 5):
+            solve(field, (n, 2))
+        after.append(made)
+    assert after == [made] * 4
+    solve(field, (8, 2))
+    solve(field, (3, 2))
+    assert made == 3 * after[0] // 2
+
+
 def test_a_front_end_that_is_in_use_stays(few_front_ends: int) -> None:
     field = Field()
     solve(field, (1,))

@@ -23,6 +23,9 @@ from .programs import Wanted, evaluation_program, saving_programs, step_program,
 
 P = TypeVar("P")
 
+#: How every warning begins that something could not be compiled.
+EAGERLY = "compile: the solve runs eagerly, since "
+
 
 class Programs:
     """The programs of one solve, each looked up once; none at all as soon as one of them cannot be made."""
@@ -214,16 +217,20 @@ def saving_engine(
     return Engine(problem.solver, problem.field.layout, log.counter, evaluate, step)
 
 
+def reason_against(problem: Problem) -> str | None:
+    """Why a problem cannot be compiled, as far as that is known without the compiler."""
+    field, y = problem.field, problem.y0
+    if not isinstance(problem.solver, ExplicitRungeKutta):
+        return f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method"
+    if field.autocast is not None or field.dtype != y.dtype:
+        return "the field runs in lower precision than the solver"
+    return "the compiler does not support complex numbers" if y.is_complex() else None
+
+
 def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> Capture | None:
     """The field of a problem as a graph; `None`, with a warning, if it cannot be compiled."""
     field, y = problem.field, problem.y0.detach()
-    reason = None
-    if not isinstance(problem.solver, ExplicitRungeKutta):
-        reason = f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method"
-    elif field.autocast is not None or field.dtype != y.dtype:
-        reason = "the field runs in lower precision than the solver"
-    elif y.is_complex():
-        reason = "the compiler does not support complex numbers"
+    reason = reason_against(problem)
     if reason is None:
         time = as_time(t, real_dtype(y), y.device)
         try:
@@ -243,4 +250,4 @@ def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> C
 
 
 def warn_not_compiled(reason: object) -> None:
-    warn(f"compile: the solve runs eagerly, since {reason}", CompileWarning)
+    warn(f"{EAGERLY}{reason}", CompileWarning)

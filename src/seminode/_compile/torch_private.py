@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
@@ -192,8 +195,31 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
     alone = contextlib.nullcontext()
     if hasattr(caches, "bundled_autograd_cache"):
         alone = caches.patch(bundled_autograd_cache=False)
+    if getattr(config.cpp, "vec_isa_ok", False) is None and _all_instructions_known():
+        options = options | {"cpp.vec_isa_ok": True}
     with tracing(context(mode)), config.patch(options), alone:
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
+
+
+#: The vector instructions that Inductor asks a compiler for on x86 processors.
+_X86 = ("avx512f", "avx512dq", "avx512vl", "avx512bw", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c")
+
+
+@functools.cache
+def _all_instructions_known() -> bool:
+    """Whether the C++ compiler knows the vector instructions of all processors.
+
+    Inductor compiles and loads a library for each set of instructions that the processor has, to see whether the
+    compiler knows it. With an empty cache that takes as long as the programs of a small field.
+    """
+    compiler = _or_none("torch._inductor.cpp_builder", "get_cpp_compiler")
+    if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    try:
+        command = [compiler(), *(f"-m{name}" for name in _X86), "-E", "-x", "c++", os.devnull]
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except Exception:  # no compiler: Inductor says so itself
+        return False
 
 
 def recompile_limit(limit: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -389,6 +389,15 @@ def check_flags(**flags: Any) -> dict[str, bool]:
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected True or False, found {value!r}")
     return flags
+
+
+def check_compile(compile: Any) -> bool | Literal["background"]:
+    if isinstance(compile, bool):
+        return compile
+    if isinstance(compile, str) and compile == "background":
+        return "background"
+    kind = ValueError if isinstance(compile, str) else TypeError
+    raise kind(f'compile: expected True, False or "background", found {compile!r}')
 
 
 def described(thing: Any) -> str:

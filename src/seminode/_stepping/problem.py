@@ -43,7 +43,7 @@ class Problem:
     progress: bool = False
     throw: bool = True
     max_steps: int = 100_000
-    compile: bool = False
+    compile: bool | Literal["background"] = False
     observers: tuple[Observer, ...] = ()
     ranks: Alone = ALONE  # the processes that take the same steps
     #: With `batched=True`, the output times of every sample, (B, T), on the host; `times` are then the two ends of an
