@@ -30,6 +30,7 @@ LAYERS = [
         "_field.places",
         "_field.lineage",
         "_field.linearisation",
+        "_stepping.budget",
         "_stepping.checkpoints",
         "_compile.torch_private",
     },

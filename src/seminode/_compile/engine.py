@@ -10,6 +10,7 @@ from torch import Tensor
 from .._field.determinism import Determinism
 from .._field.field import as_time
 from .._field.pytree import real_dtype
+from .._stepping.budget import Budget, storages
 from .._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
@@ -116,6 +117,26 @@ class Saved(NamedTuple):
     step: list[Tensor]
     first: list[Tensor]
     end: list[Tensor]
+    sizes: SavedSizes
+
+
+class SavedSizes(NamedTuple):
+    """The bytes of the activations of a step, those of its first slope included, and with those of its end slope too.
+
+    A program always returns tensors of the same sizes, so that they are measured once.
+    """
+
+    own: int
+    total: int
+
+    @classmethod
+    def of(cls, step: list[Tensor], first: list[Tensor], end: list[Tensor], rest: Sequence[Tensor]) -> SavedSizes:
+        """Each storage once; those of `rest`, the parameters, are there anyway."""
+        own = storages([*step, *first])
+        total = own | storages(end)
+        shared = storages(rest).keys()
+        own_size, total_size = (sum(n for key, n in each.items() if key not in shared) for each in (own, total))
+        return cls(own_size, total_size)
 
 
 class SavingPrograms:
@@ -154,38 +175,57 @@ class SavingEvaluator:
 
 
 class SavingStepper:
-    """Takes a whole step by one program, which also keeps the activations that the VJP of the step needs."""
+    """Takes a whole step by one program, which also keeps the activations that the VJP of the step needs.
+
+    When the budget has no room for another step, this and all later steps are taken by `plain`.
+    """
 
     def __init__(
         self,
         problem: Problem,
         programs: SavingPrograms,
         evaluate: SavingEvaluator,
-        eager: Stepper,
+        plain: Stepper,
         log: EvaluationLog,
+        budget: Budget,
     ):
         self._solver, self._programs = problem.solver, programs
-        self._evaluate, self._eager, self._log = evaluate, eager, log
+        self._evaluate, self._plain, self._log, self._budget = evaluate, plain, log, budget
         self._allowed = tolerances(problem.error, problem.y0)
+        self._exhausted = False
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
+        if self._exhausted:
+            return self._plain(plan, y0, memory)
         solver, evaluate = self._solver, self._evaluate
         k1 = evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
         programs = self._programs.find(y0)
-        if programs is None:
-            return self._eager(plan, y0, k1)
+        if programs is None or not self._has_room(programs.sizes):
+            return self._plain(plan, y0, k1)
         first = next(kept for k, kept in evaluate.first_slopes if k is k1)
         self._log.add_nodes(plan, programs.nodes.evaluated)
         values = programs.step(plan, y0, k1, self._allowed, self._programs.rest)
         ends = int(solver.error_needs_end_slope)
         count = 2 + ends + solver.stages - 1
         (y1, ratio, *slopes), kept = values[:count], list(values[count:])
-        saved = Saved(kept[: programs.kept], first, kept[programs.kept :])
+        parts = kept[: programs.kept], first, kept[programs.kept :]
+        if programs.sizes is None:
+            programs.sizes = SavedSizes.of(*parts, self._programs.rest)
+            if not self._has_room(programs.sizes):
+                return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate)
+        saved = Saved(*parts, programs.sizes)
         # A rejected step starts again from k1, an accepted one is followed by one that starts from its end.
         evaluate.first_slopes = [(k1, first)]
         if ends:
             evaluate.first_slopes.append((slopes[0], saved.end))
         return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate, saved)
+
+    def _has_room(self, sizes: SavedSizes | None) -> bool:
+        """Whether another step may be kept. The first time that there is no room, what is not needed is dropped."""
+        self._exhausted = sizes is not None and not self._budget.fits(sizes.total)
+        if self._exhausted:
+            self._evaluate.first_slopes = []
+        return not self._exhausted
 
 
 def _eager(problem: Problem, determinism: Determinism, log: EvaluationLog) -> tuple[EagerEvaluator, EagerStepper]:
@@ -204,13 +244,21 @@ def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationL
 
 
 def saving_engine(
-    problem: Problem, determinism: Determinism, log: EvaluationLog, captured: Capture, wanted: Wanted, slopes: bool
+    problem: Problem,
+    determinism: Determinism,
+    log: EvaluationLog,
+    captured: Capture,
+    wanted: Wanted,
+    slopes: bool,
+    budget: Budget,
 ) -> Engine:
-    """An engine whose compiled steps keep the activations that their VJPs need."""
-    programs = SavingPrograms(Programs(captured), problem, wanted, slopes)
+    """An engine whose compiled steps keep the activations that their VJPs need, while the budget lasts."""
+    shared, solver = Programs(captured), problem.solver
+    programs = SavingPrograms(shared, problem, wanted, slopes)
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = SavingEvaluator(programs, eager_evaluate, log)
-    step = SavingStepper(problem, programs, evaluate, eager_step, log)
+    plain = CompiledStepper(solver, problem.error, problem.y0, shared, evaluate, eager_step, log)
+    step = SavingStepper(problem, programs, evaluate, plain, log, budget)
     return Engine(problem.solver, problem.field.layout, log.counter, evaluate, step)
 
 
