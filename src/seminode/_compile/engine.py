@@ -19,8 +19,17 @@ from ..errors import CompileWarning, warn
 from ..norms import ErrorNorm
 from ..solvers.base import Solver, StepResult
 from ..solvers.explicit import ExplicitRungeKutta
+from ..solvers.reversible import CoupledSolver, PairMemory
 from .graph import Capture, NotCompiled, capture, described
-from .programs import Wanted, evaluation_program, saving_programs, step_program, tolerances
+from .programs import (
+    Wanted,
+    coupled_step_program,
+    evaluation_program,
+    large,
+    saving_programs,
+    step_program,
+    tolerances,
+)
 
 P = TypeVar("P")
 
@@ -32,6 +41,7 @@ class Programs:
         self._capture: Capture | None = captured
         self._ready: dict[Callable[..., Any], Any] = {}
         self.rest = captured.rest
+        self.large = large(captured)
 
     def find(self, program: Callable[..., P], *args: Any) -> P | None:
         """A program, or `None` if the solve has to go on eagerly."""
@@ -118,6 +128,37 @@ class Saved(NamedTuple):
     first: list[Tensor]
     end: list[Tensor]
     sizes: SavedSizes
+
+
+class CoupledStepper:
+    """Takes steps of a reversible solver, which carries a second copy of the state, by one program each."""
+
+    def __init__(
+        self, problem: Problem, solver: CoupledSolver, programs: Programs, evaluate: Evaluator, log: EvaluationLog
+    ):
+        self._solver, self._norm, self._programs = solver, problem.error, programs
+        self._evaluate, self._log = evaluate, log
+        self._allowed = tolerances(problem.error, problem.y0)
+        # Its evaluations are compiled all the same, where a program for a whole step would be too large.
+        self._in_pieces = EagerStepper(solver, evaluate, problem.error is not None)
+
+    def __call__(self, plan: Plan, y0: Tensor, memory: PairMemory) -> Step:
+        solver, z = self._solver, memory.z
+        k1 = self._evaluate(plan.stage_time(0.0), z, stage=0) if memory.slope is None else memory.slope
+        memory = PairMemory(z, k1)
+        program = None if self._programs.large else self._programs.find(coupled_step_program, solver, self._norm, y0)
+        if program is None:
+            return self._in_pieces(plan, y0, memory)
+        self._log.add_nodes(plan, program.nodes.evaluated)
+        y1, z1, ratio, *slopes = program(plan, y0, z, k1, self._allowed, self._programs.rest)
+        # The second slope of Heun's method is the first one of the next step.
+        ahead = PairMemory(z1, slopes[-1] if solver.last_slope_is_next else None)
+        attempted = Attempt(StepResult(y1, [k1, *slopes], ahead), None, None)
+
+        def evaluate_end(step: Step) -> Tensor:
+            return self._evaluate(plan.stage_time(1.0), step.end_anchor(), stage=solver.stages)
+
+        return Step(solver, plan, y0, memory, attempted, evaluate_end, dt=plan.dt, ratio=ratio)
 
 
 class SavedSizes(NamedTuple):
@@ -239,6 +280,9 @@ def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationL
     solver, programs = problem.solver, Programs(captured)
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = CompiledEvaluator(programs, eager_evaluate, log)
+    if isinstance(solver, CoupledSolver):
+        coupled = CoupledStepper(problem, solver, programs, evaluate, log)
+        return Engine(solver, problem.field.layout, log.counter, evaluate, coupled)
     step = CompiledStepper(solver, problem.error, problem.y0, programs, evaluate, eager_step, log)
     return Engine(solver, problem.field.layout, log.counter, evaluate, step)
 
@@ -266,8 +310,8 @@ def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> C
     """The field of a problem as a graph; `None`, with a warning, if it cannot be compiled."""
     field, y = problem.field, problem.y0.detach()
     reason = None
-    if not isinstance(problem.solver, ExplicitRungeKutta):
-        reason = f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method"
+    if not isinstance(problem.solver, ExplicitRungeKutta | CoupledSolver):
+        reason = f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method or a reversible variant of one"
     elif field.autocast is not None or field.dtype != y.dtype:
         reason = "the field runs in lower precision than the solver"
     elif y.is_complex():

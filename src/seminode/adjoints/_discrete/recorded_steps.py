@@ -46,7 +46,8 @@ def measured(held: Storages) -> Any:
 
     def pack(x: Tensor) -> Packed:
         held.update(storages([x]))
-        return Packed(x, x._version)
+        # References to leaves are counted, to tell those apart that the field has made for itself.
+        return Packed(x.detach() if x.is_leaf and x.requires_grad else x, x._version)
 
     with torch.enable_grad(), saved_tensors_hooks(pack, _unpack):
         yield
@@ -198,7 +199,7 @@ class RecordingStepper:
         held, end = Storages(), list[tuple[Tensor, RecordedEvaluation]]()
 
         def at(t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
-            if stage != solver.stages:
+            if stage is None or stage != solver.stages:
                 return evaluate.within(t, y, stage=stage)
             end.append(evaluate.alone(t, y, stage))
             return end[0][0]

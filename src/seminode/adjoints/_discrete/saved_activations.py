@@ -16,6 +16,7 @@ from ..._stepping.budget import Budget
 from ..._stepping.observers import State, StateTape
 from ..._stepping.problem import Problem
 from ..._stepping.step import Step
+from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest
 from .recorded_steps import RecordedStep
 from .states import SparseStates
@@ -83,6 +84,8 @@ def worth_saving(problem: Problem) -> bool:
     """Not where the polynomial of a step reads a slope that the step itself does not compute, nor with own steps."""
     if problem.lanes is not None:
         return False  # the slopes and activations of accepted and rejected samples would have to be merged
+    if not isinstance(problem.solver, ExplicitRungeKutta):
+        return False
     if problem.ts.requires_grad:
         return False  # all steps are taken again, with times that are differentiated
     solver = problem.solver
@@ -92,8 +95,10 @@ def worth_saving(problem: Problem) -> bool:
 
 def states_and_activations(request: BackwardRequest) -> tuple[SparseStates, list[Tensor]]:
     """What an `ActivationTape` has handed over."""
-    steps = len(request.forward.plans)
-    return SparseStates(request.kept[: steps + 1], 1, steps), list(request.kept[steps + 1 :])
+    tape = request.forward.tape
+    assert isinstance(tape, ActivationTape)
+    first = len(request.kept) - sum(tape.sizes)
+    return SparseStates(request.kept[:first], 1, len(tape.plans)), list(request.kept[first:])
 
 
 class KeptSteps(ABC):

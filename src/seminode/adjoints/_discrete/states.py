@@ -20,6 +20,8 @@ class States(ABC):
 
     #: Whether the states are those of the forward pass to the last bit, so that steps must arrive at them.
     exact: ClassVar[bool] = True
+    #: Whether `own_vjp` may have a VJP.
+    special: ClassVar[bool] = False
 
     @abstractmethod
     def before(self, j: int, sweep: Sweep) -> State:

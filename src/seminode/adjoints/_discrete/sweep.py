@@ -29,6 +29,7 @@ from ..._stepping.step import Step
 from ...errors import NonFiniteState
 from ...grids import Grid
 from ...solution import Record
+from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotangents, check_samples, row_sizes
 from .._sums import Sums
 from .frozen import frozen_solve, repeatability
@@ -200,13 +201,13 @@ class Sweep:
     def advance(self, i: int, j: int, start: State, observers: Sequence[Observer] = ()) -> State:
         """Take steps i … j − 1 again, from the state before step i."""
         solver = self.problem.solver
-        engine = self.engine() if self.capture is None else self._compiled_engine
+        engine = self.engine() if self.capture is None else self.compiled_engine
         y, memory = start[0].detach(), solver.recall([x.detach() for x in start[1:]])
         y, memory = integrate(engine, RecordedSchedule(self.plans[i:j]), y, observers, memory=memory, check=False)
         return (y, *solver.carried(memory))
 
     @cached_property
-    def _compiled_engine(self) -> Engine:
+    def compiled_engine(self) -> Engine:
         assert self.capture is not None
         return compiled_engine(self.problem, self.forward.determinism, self.log, self.capture)
 
@@ -238,15 +239,13 @@ class Sweep:
         adj_dense = coefficients[j] if coefficients is not None and dense_rows[j] else None
         plain = adj_dense is None and self.time is None
         grads: StepGradients | None = None
-        if adj is not None and adj_outputs is None and plain:
-            grads = self.states.own_vjp(j, self, adj)
-        if grads is None and self.capture is not None and plain:
+        if plain and self.states.special and (adj_after := self._cotangents_after(j, adj, adj_outputs)) is not None:
+            grads = self.states.own_vjp(j, self, adj_after)
+        if grads is None and self.capture is not None and plain and self._whole_state_is_y:
             try:
                 return self._step_compiled(j, adj, adj_outputs)
             except NotCompiled as reason:
-                warn_not_compiled(reason)
-                self.sums.absorb(Sums.of(self.by_target(self.compiled)))
-                self.capture = None
+                self.go_on_eagerly(reason)
         if grads is None:
             grads = self._step_eagerly(j, adj, adj_outputs, adj_dense)
         self.counter.n_accepted += 1
@@ -259,6 +258,31 @@ class Sweep:
         for grad in found:
             self.check_gradient(grad, plan)
         return tuple(found) or None
+
+    def _cotangents_after(self, j: int, adj: State | None, adj_outputs: Tensor | None) -> State | None:
+        """Cotangents of what step j leads to, if it has no others: outputs inside of a step read its slopes too."""
+        if adj_outputs is None:
+            return adj
+        if self.capture is None:
+            return None
+        bounds, solver = self.forward.ranges[j], self.problem.solver
+        end, start, _ = spread(None, adj_outputs, self.outputs, self.plans[j], bounds, solver, self.y0)
+        if start is not None or end is None:
+            return None
+        if adj is not None:
+            return (adj[0] + end, *adj[1:])
+        return (end, *(torch.zeros_like(x) for x in solver.carried(solver.start(self.y0))))
+
+    @property
+    def _whole_state_is_y(self) -> bool:
+        """Whether the solver carries nothing from step to step: there are no programs that replay other steps."""
+        return isinstance(self.problem.solver, ExplicitRungeKutta)
+
+    def go_on_eagerly(self, reason: object) -> None:
+        """A program could not be made."""
+        warn_not_compiled(reason)
+        self.sums.absorb(Sums.of(self.by_target(self.compiled)))
+        self.capture = None
 
     def _step_eagerly(
         self, j: int, adj: State | None, adj_outputs: Tensor | None, adj_dense: Tensor | None
