@@ -575,7 +575,7 @@ def test_right_or_refused(way: Way, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("error::seminode.CompileWarning")
-@pytest.mark.parametrize("way", [f"{name} compiled" for name in WAYS if name != "reversible"], indirect=True)
+@pytest.mark.parametrize("way", [f"{name} compiled" for name in WAYS], indirect=True)
 @pytest.mark.parametrize("name", [name for name in CASES if "in args" in name])
 def test_tensors_in_args_of_whole_compiled_steps(way: Way, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "LARGE", 1000)

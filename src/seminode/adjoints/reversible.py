@@ -43,7 +43,7 @@ class Reversible(DiscreteAdjoint):
     digits. Beyond its reach there is a `DriftWarning`.
     """
 
-    samples = True
+    samples = leaves_programs = True
 
     def refuse(self, problem: Problem) -> None:
         if not isinstance(problem.solver, ReversibleSolver):
@@ -94,6 +94,7 @@ class UndoneStates(States):
                 return self._compiled_vjp(j, sweep, end, adj)
             except NotCompiled as reason:
                 sweep.go_on_eagerly(reason)
+        sweep.check_field()
         plan, sums = sweep.plans[j], Sums(len(sweep.targets))
 
         def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:

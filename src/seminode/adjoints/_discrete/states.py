@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from ..._stepping.observers import State
+from ..._stepping.observers import Observer, State
+from ..._stepping.step import Step
 from .step_vjp import StepGradients
 
 if TYPE_CHECKING:
@@ -76,3 +77,13 @@ class SparseStates(States):
 
     def end(self) -> State:
         return self._end
+
+
+class StatesBefore(Observer):
+    """The states before each step."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self.states.append(step.before)

@@ -34,7 +34,7 @@ from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, check_cotan
 from .._sums import Sums
 from .frozen import frozen_solve, repeatability
 from .lane_vjp import LaneStepShifts, LaneTimeGradient
-from .states import States
+from .states import States, StatesBefore
 from .step_vjp import (
     StepCotangents,
     StepGradients,
@@ -88,6 +88,7 @@ class Sweep:
         self.taken: list[Plan] = []
         self.differentiated = 0  # evaluations with a VJP; others are made only to recover states
         self.capture = forward.capture
+        self._checked = False  # whether the field was compared with the samples
         self._expected: State | None = None  # what the step must arrive at, unless it is the last one
 
     def run(self) -> Gradients:
@@ -145,8 +146,8 @@ class Sweep:
 
     def _recognise(self, j: int) -> None:
         """Before the first step to be taken again: what will tell whether the field is still the same?"""
-        if self.request.samples:
-            check_samples(self.request, self.counter)
+        if self.capture is None:
+            self.check_field()
         if self.capture is not None or not self.states.exact:
             return
         self._expected = self.states.after(j)
@@ -161,6 +162,12 @@ class Sweep:
             self.counter.nfe = count
             for again, kept, start in zip(after, expected, before, strict=False):
                 compare(again, kept, lambda x=again - start: [x], self.plans[j].time)
+
+    def check_field(self) -> None:
+        """Before the field itself is evaluated: is it still the same, at the samples that were kept?"""
+        if self.request.samples and not self._checked:
+            check_samples(self.request, self.counter)
+        self._checked = True
 
     def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
         """The cotangent of outputs that are y0 itself."""
@@ -178,7 +185,7 @@ class Sweep:
     def _bound(self) -> tuple[Field, list[Tensor]]:
         """The field as a function of leaves, and those that need a gradient; compiled steps ask for neither."""
         args = self.request.tensors[2 : 2 + len(self.request.inputs.args)]
-        return self.request.inputs.independent(args, self.needs[2:])
+        return self.request.inputs.independent(args, self.needs[2:], shared=self.forward.capture is not None)
 
     @property
     def targets(self) -> list[Tensor]:
@@ -231,7 +238,7 @@ class Sweep:
 
     def _step(self, j: int, adj: State | None) -> State | None:
         """The cotangent of the state before step j, from that of the state after it."""
-        plan = self.plans[j]
+        plan, solver = self.plans[j], self.problem.solver
         low, high = self.forward.ranges[j]
         ys, coefficients = self.grads
         rows, dense_rows = self.rows
@@ -241,7 +248,7 @@ class Sweep:
         grads: StepGradients | None = None
         if plain and self.states.special and (adj_after := self._cotangents_after(j, adj, adj_outputs)) is not None:
             grads = self.states.own_vjp(j, self, adj_after)
-        if grads is None and self.capture is not None and plain and self._whole_state_is_y:
+        if grads is None and self.capture is not None and plain and isinstance(solver, ExplicitRungeKutta):
             try:
                 return self._step_compiled(j, adj, adj_outputs)
             except NotCompiled as reason:
@@ -273,11 +280,6 @@ class Sweep:
             return (adj[0] + end, *adj[1:])
         return (end, *(torch.zeros_like(x) for x in solver.carried(solver.start(self.y0))))
 
-    @property
-    def _whole_state_is_y(self) -> bool:
-        """Whether the solver carries nothing from step to step: there are no programs that replay other steps."""
-        return isinstance(self.problem.solver, ExplicitRungeKutta)
-
     def go_on_eagerly(self, reason: object) -> None:
         """A program could not be made."""
         warn_not_compiled(reason)
@@ -292,6 +294,7 @@ class Sweep:
         shifts = leaves(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
         before, count = self.states.before(j, self), self.counter.nfe
         cotangents = StepCotangents((None,) * len(before) if adj is None else adj, adj_outputs, adj_dense)
+        self.check_field()
         self.evaluate.watched = []
         engine = self._engine if shifts is None else self.engine(shifts)
         grads = step_vjp(
@@ -389,13 +392,3 @@ class Sweep:
         report.stats = self.counter.stats(vjp_y=self.differentiated, vjp_params=params)
         if self.log.times is not None:
             report.record = Record(tuple(self.log.times), tuple(self.taken), (), ())
-
-
-class StatesBefore(Observer):
-    """The states before each step."""
-
-    def __init__(self) -> None:
-        self.states: list[State] = []
-
-    def accepted(self, step: Step, ratio: float) -> None:
-        self.states.append(step.before)
