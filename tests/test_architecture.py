@@ -31,6 +31,7 @@ LAYERS = [
         "_field.lineage",
         "_field.linearisation",
         "_field.locks",
+        "_stepping.budget",
         "_stepping.checkpoints",
         "_compile.process",
         "_compile.torch_private",

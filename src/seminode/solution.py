@@ -125,6 +125,8 @@ class Stats:
         events: occurrences of events. Steps that were discarded in order to land on them are among the rejected ones.
         jacobians, factorisations, newton_iterations: of implicit solvers. A Jacobian costs one evaluation, which is in
             `nfe`, and VJPs; an iteration evaluates the stages that it solves for.
+        kept: on a backward pass of `Direct`, how many of the accepted steps were differentiated with activations that
+            the forward pass has kept. The others were taken again.
         products: products of a vector with a Jacobian, with `linear_solver="gmres"`.
         per_sample: with `batched=True`, accepted and rejected steps and the status of every sample.
     """
@@ -142,6 +144,7 @@ class Stats:
     factorisations: int = 0
     newton_iterations: int = 0
     products: int = 0
+    kept: int = 0
     report: BackwardReport = field(default_factory=BackwardReport, repr=False, compare=False)
     per_sample: PerSample | None = field(default=None, repr=False, compare=False)
 
@@ -171,6 +174,8 @@ class Stats:
             text += f", products={self.products}"
         if self.vjp_y or self.vjp_params:
             text += f", vjp_y={self.vjp_y}, vjp_params={self.vjp_params}"
+        if self.kept:
+            text += f", kept={self.kept}"
         if self.checks:
             text += f", checks={self.checks}"
         if self.params_error is not None:

@@ -266,7 +266,7 @@ def decides(t: Tensor, y: Tensor) -> Tensor:
     [
         (decides, {}, "the solve runs eagerly, since"),
         (lambda t, y: -y * torch.rand(()).to(y), {}, "draws random numbers"),
-        (lambda t, y: -y, {"solver": "reversible_heun", "controller": sn.FixedStep(0.1)}, "not an explicit"),
+        (lambda t, y: -y, {"solver": "implicit_midpoint", "controller": sn.FixedStep(0.1)}, "not an explicit"),
     ],
 )
 def test_what_cannot_be_compiled_runs_op_by_op(programs: Programs, field: Any, options: Any, reason: str) -> None:

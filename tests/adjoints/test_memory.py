@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import replace_back_end
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -202,3 +203,58 @@ def test_a_bound_on_the_dense_solution(adjoint: Any) -> None:
     few, many = (peak_bytes(constant(steps, adjoint, "midpoint")) for steps in (40, 300))
     assert many <= few + 10 * state
     assert many <= 80 * state
+
+
+def peak_within(memory: int, compiled: bool) -> tuple[int, int, int]:
+    """The peak of a solve and its gradient with `Replay`, that with the budget, and how many steps were kept."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    y0, kept = torch.randn(500, 8), 0
+
+    def run(adjoint: Any) -> Callable[[], None]:
+        def solved() -> None:
+            nonlocal kept
+            options = {"controller": sn.FixedStep(0.05), "solver": "bosh3" if compiled else "dopri5"}
+            sol = sn.solve(lambda t, y: net(y), y0, [0.0, 0.33, 1.0], adjoint=adjoint, compile=compiled, **options)
+            sol.ys.sum().backward()
+            assert sol.stats.backward is not None
+            kept = sol.stats.backward.kept
+            net.zero_grad()
+
+        return solved
+
+    peaks = []
+    for adjoint in (sn.Replay(), sn.Direct(memory=memory)):
+        run(adjoint)()  # compiles
+        peaks.append(peak_bytes(run(adjoint)))
+    return peaks[0], peaks[1], kept
+
+
+#: Of the 20 steps, each of which has activations of about 0.9 MB.
+MEMORIES = {0: (0, 0), 10**6: (0, 1), 5 * 10**6: (3, 6), 10**7: (8, 12), 10**9: (20, 20)}
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_direct_stays_within_its_budget(memory: int) -> None:
+    """Beside what `Replay` needs: the states, and the activations of one step."""
+    replayed, peak, kept = peak_within(memory, compiled=False)
+    least, most = MEMORIES[memory]
+    assert least <= kept <= most
+    assert peak <= replayed + memory
+    if 0 < kept < 20:
+        assert peak >= replayed + 0.5 * memory - 10**6  # and uses it
+
+
+def test_compiled_direct_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_back_end(monkeypatch)
+    replayed, peak, kept = peak_within(5 * 10**6, compiled=True)
+    assert 5 <= kept <= 15
+    assert peak <= replayed + 5 * 10**6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("memory", "least", "most"), [(0, 0, 0), (10**6, 0, 3), (4 * 10**6, 4, 16), (10**9, 20, 20)])
+def test_compiled_programs_stay_within_the_budget(memory: int, least: int, most: int) -> None:
+    replayed, peak, kept = peak_within(memory, compiled=True)
+    assert least <= kept <= most
+    assert peak <= replayed + memory

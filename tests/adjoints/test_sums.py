@@ -63,3 +63,27 @@ def test_a_sum_absorbs_another(own: tuple[float | None, ...], other: tuple[float
     pairs = zip(own, other, strict=True)
     assert values_of(sums) == [None if a is None and b is None else (a or 0.0) + (b or 0.0) for a, b in pairs]
     assert values_of(second) == [None, None]
+
+
+def test_adopted_gradients_become_the_sum() -> None:
+    a, b = torch.ones(2), torch.full((3,), 2.0)
+    sums = Sums(2)
+    sums.adopt([a, b])
+    assert sums.values[0] is a
+    sums.adopt([torch.ones(2), None])
+    assert [None if x is None else x.tolist() for x in sums.values] == [[2.0, 2.0], [2.0, 2.0, 2.0]]
+
+
+def test_one_gradient_in_two_places_is_not_added_to_twice() -> None:
+    shared = torch.ones(2)
+    sums = Sums(2)
+    sums.adopt([shared, shared])
+    sums.add([torch.ones(2), torch.ones(2)])
+    assert [x.tolist() for x in sums.values if x is not None] == [[2.0, 2.0]] * 2
+
+
+def test_adopted_half_precision_gradients_are_summed_in_single_precision() -> None:
+    sums = Sums(1)
+    sums.adopt([torch.ones(1, dtype=torch.float16)])
+    assert sums.values[0] is not None
+    assert sums.values[0].dtype == torch.float32

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._field.determinism import Determinism
 from .._field.field import as_time
 from .._field.pytree import real_dtype
+from .._stepping.budget import Budget, storages
 from .._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
@@ -18,8 +19,17 @@ from ..errors import CompileWarning, warn
 from ..norms import ErrorNorm
 from ..solvers.base import Solver, StepResult
 from ..solvers.explicit import ExplicitRungeKutta
+from ..solvers.reversible import CoupledSolver, PairMemory
 from .graph import Capture, NotCompiled, capture, described
-from .programs import Wanted, evaluation_program, saving_programs, step_program, tolerances
+from .programs import (
+    Wanted,
+    coupled_step_program,
+    evaluation_program,
+    large,
+    saving_programs,
+    step_program,
+    tolerances,
+)
 
 P = TypeVar("P")
 
@@ -34,6 +44,7 @@ class Programs:
         self._capture: Capture | None = captured
         self._ready: dict[Callable[..., Any], Any] = {}
         self.rest = captured.rest
+        self.large = large(captured)
 
     def find(self, program: Callable[..., P], *args: Any) -> P | None:
         """A program, or `None` if the solve has to go on eagerly."""
@@ -119,6 +130,57 @@ class Saved(NamedTuple):
     step: list[Tensor]
     first: list[Tensor]
     end: list[Tensor]
+    sizes: SavedSizes
+
+
+class CoupledStepper:
+    """Takes steps of a reversible solver, which carries a second copy of the state, by one program each."""
+
+    def __init__(
+        self, problem: Problem, solver: CoupledSolver, programs: Programs, evaluate: Evaluator, log: EvaluationLog
+    ):
+        self._solver, self._norm, self._programs = solver, problem.error, programs
+        self._evaluate, self._log = evaluate, log
+        self._allowed = tolerances(problem.error, problem.y0)
+        # Its evaluations are compiled all the same, where a program for a whole step would be too large.
+        self._in_pieces = EagerStepper(solver, evaluate, problem.error is not None)
+
+    def __call__(self, plan: Plan, y0: Tensor, memory: PairMemory) -> Step:
+        solver, z = self._solver, memory.z
+        k1 = self._evaluate(plan.stage_time(0.0), z, stage=0) if memory.slope is None else memory.slope
+        memory = PairMemory(z, k1)
+        program = None if self._programs.large else self._programs.find(coupled_step_program, solver, self._norm, y0)
+        if program is None:
+            return self._in_pieces(plan, y0, memory)
+        self._log.add_nodes(plan, program.nodes.evaluated)
+        y1, z1, ratio, *slopes = program(plan, y0, z, k1, self._allowed, self._programs.rest)
+        # The second slope of Heun's method is the first one of the next step.
+        ahead = PairMemory(z1, slopes[-1] if solver.last_slope_is_next else None)
+        attempted = Attempt(StepResult(y1, [k1, *slopes], ahead), None, None)
+
+        def evaluate_end(step: Step) -> Tensor:
+            return self._evaluate(plan.stage_time(1.0), step.end_anchor(), stage=solver.stages)
+
+        return Step(solver, plan, y0, memory, attempted, evaluate_end, dt=plan.dt, ratio=ratio)
+
+
+class SavedSizes(NamedTuple):
+    """The bytes of the activations of a step, those of its first slope included, and with those of its end slope too.
+
+    A program always returns tensors of the same sizes, so that they are measured once.
+    """
+
+    own: int
+    total: int
+
+    @classmethod
+    def of(cls, step: list[Tensor], first: list[Tensor], end: list[Tensor], rest: Sequence[Tensor]) -> SavedSizes:
+        """Each storage once; those of `rest`, the parameters, are there anyway."""
+        own = storages([*step, *first])
+        total = own | storages(end)
+        shared = storages(rest).keys()
+        own_size, total_size = (sum(n for key, n in each.items() if key not in shared) for each in (own, total))
+        return cls(own_size, total_size)
 
 
 class SavingPrograms:
@@ -157,38 +219,57 @@ class SavingEvaluator:
 
 
 class SavingStepper:
-    """Takes a whole step by one program, which also keeps the activations that the VJP of the step needs."""
+    """Takes a whole step by one program, which also keeps the activations that the VJP of the step needs.
+
+    When the budget has no room for another step, this and all later steps are taken by `plain`.
+    """
 
     def __init__(
         self,
         problem: Problem,
         programs: SavingPrograms,
         evaluate: SavingEvaluator,
-        eager: Stepper,
+        plain: Stepper,
         log: EvaluationLog,
+        budget: Budget,
     ):
         self._solver, self._programs = problem.solver, programs
-        self._evaluate, self._eager, self._log = evaluate, eager, log
+        self._evaluate, self._plain, self._log, self._budget = evaluate, plain, log, budget
         self._allowed = tolerances(problem.error, problem.y0)
+        self._exhausted = False
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
+        if self._exhausted:
+            return self._plain(plan, y0, memory)
         solver, evaluate = self._solver, self._evaluate
         k1 = evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
         programs = self._programs.find(y0)
-        if programs is None:
-            return self._eager(plan, y0, k1)
+        if programs is None or not self._has_room(programs.sizes):
+            return self._plain(plan, y0, k1)
         first = next(kept for k, kept in evaluate.first_slopes if k is k1)
         self._log.add_nodes(plan, programs.nodes.evaluated)
         values = programs.step(plan, y0, k1, self._allowed, self._programs.rest)
         ends = int(solver.error_needs_end_slope)
         count = 2 + ends + solver.stages - 1
         (y1, ratio, *slopes), kept = values[:count], list(values[count:])
-        saved = Saved(kept[: programs.kept], first, kept[programs.kept :])
+        parts = kept[: programs.kept], first, kept[programs.kept :]
+        if programs.sizes is None:
+            programs.sizes = SavedSizes.of(*parts, self._programs.rest)
+            if not self._has_room(programs.sizes):
+                return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate)
+        saved = Saved(*parts, programs.sizes)
         # A rejected step starts again from k1, an accepted one is followed by one that starts from its end.
         evaluate.first_slopes = [(k1, first)]
         if ends:
             evaluate.first_slopes.append((slopes[0], saved.end))
         return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate, saved)
+
+    def _has_room(self, sizes: SavedSizes | None) -> bool:
+        """Whether another step may be kept. The first time that there is no room, what is not needed is dropped."""
+        self._exhausted = sizes is not None and not self._budget.fits(sizes.total)
+        if self._exhausted:
+            self._evaluate.first_slopes = []
+        return not self._exhausted
 
 
 def _eager(problem: Problem, determinism: Determinism, log: EvaluationLog) -> tuple[EagerEvaluator, EagerStepper]:
@@ -202,26 +283,37 @@ def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationL
     solver, programs = problem.solver, Programs(captured)
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = CompiledEvaluator(programs, eager_evaluate, log)
+    if isinstance(solver, CoupledSolver):
+        coupled = CoupledStepper(problem, solver, programs, evaluate, log)
+        return Engine(solver, problem.field.layout, log.counter, evaluate, coupled)
     step = CompiledStepper(solver, problem.error, problem.y0, programs, evaluate, eager_step, log)
     return Engine(solver, problem.field.layout, log.counter, evaluate, step)
 
 
 def saving_engine(
-    problem: Problem, determinism: Determinism, log: EvaluationLog, captured: Capture, wanted: Wanted, slopes: bool
+    problem: Problem,
+    determinism: Determinism,
+    log: EvaluationLog,
+    captured: Capture,
+    wanted: Wanted,
+    slopes: bool,
+    budget: Budget,
 ) -> Engine:
-    """An engine whose compiled steps keep the activations that their VJPs need."""
-    programs = SavingPrograms(Programs(captured), problem, wanted, slopes)
+    """An engine whose compiled steps keep the activations that their VJPs need, while the budget lasts."""
+    shared, solver = Programs(captured), problem.solver
+    programs = SavingPrograms(shared, problem, wanted, slopes)
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = SavingEvaluator(programs, eager_evaluate, log)
-    step = SavingStepper(problem, programs, evaluate, eager_step, log)
+    plain = CompiledStepper(solver, problem.error, problem.y0, shared, evaluate, eager_step, log)
+    step = SavingStepper(problem, programs, evaluate, plain, log, budget)
     return Engine(problem.solver, problem.field.layout, log.counter, evaluate, step)
 
 
 def reason_against(problem: Problem) -> str | None:
     """Why a problem cannot be compiled, as far as that is known without the compiler."""
     field, y = problem.field, problem.y0
-    if not isinstance(problem.solver, ExplicitRungeKutta):
-        return f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method"
+    if not isinstance(problem.solver, ExplicitRungeKutta | CoupledSolver):
+        return f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method or a reversible variant of one"
     if field.autocast is not None or field.dtype != y.dtype:
         return "the field runs in lower precision than the solver"
     return "the compiler does not support complex numbers" if y.is_complex() else None

@@ -50,6 +50,7 @@ class Counter(Observer):
         self.factorisations = 0
         self.newton_iterations = 0
         self.products = 0
+        self.kept = 0
 
     def accepted(self, step: Step, ratio: float) -> None:
         self.n_accepted += 1
@@ -83,6 +84,7 @@ class Counter(Observer):
             factorisations=self.factorisations,
             newton_iterations=self.newton_iterations,
             products=self.products,
+            kept=self.kept,
             report=BackwardReport() if report is None else report,
         )
 

@@ -54,11 +54,13 @@ class FunctionAdjoint(Adjoint):
     4. `frozen(request)`, if second derivatives work: the solve as a function of leaves, along the accepted steps.
 
     `samples` says whether some evaluations are kept to recognise the field by: set it unless `backward` compares every
-    step that it takes again with the one that was taken.
+    step that it takes again with the one that was taken. `leaves_programs` says whether the backward pass of a compiled
+    solve may evaluate the field itself, so that they are needed there too.
     """
 
     keeps_outputs: ClassVar[bool] = False
     samples: ClassVar[bool] = True
+    leaves_programs: ClassVar[bool] = False
 
     @property
     def repeats_steps(self) -> bool:
@@ -115,7 +117,7 @@ class FunctionAdjoint(Adjoint):
         if problem.params is None:
             refuse_cut(found.cut, times_too=problem.ts.requires_grad)
         forward.tape = self.tape(problem) or forward.tape
-        if self.samples and forward.capture is None:
+        if self.samples and (forward.capture is None or self.leaves_programs):
             forward.keep_samples()
         watch = UseWatch(found.candidates) if found.candidates else None
         field = None if watch is None else problem.field.bind(func=watch.over(problem.field.func))
@@ -173,18 +175,25 @@ class Inputs:
             self._wanted[asked] = keys, tuple(id(x) in known for x in capture.rest)
         return self._wanted[asked]
 
-    def independent(self, args: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Field, list[Tensor]]:
-        """The field as a function of leaves that do not depend on each other, and those leaves that need a gradient."""
+    def independent(
+        self, args: Sequence[Tensor], needs: Sequence[bool], shared: bool = False
+    ) -> tuple[Field, list[Tensor]]:
+        """The field as a function of leaves that do not depend on each other, and those leaves that need a gradient.
+
+        `shared`: what is in args may also be closed over, as in the graph of a captured field.
+        """
         fresh = [x.detach().requires_grad_() if need else x for x, need in zip(args, needs, strict=False)]
         flags = needs[len(args) :]
         leaves = [as_leaf(x, need) for x, need in zip(self.params, flags, strict=True)]
         targets = [x for x, need in zip((*fresh, *leaves), needs, strict=True) if need]
-        return self.bound(fresh, leaves), targets
+        return self.bound(fresh, leaves, shared), targets
 
-    def bound(self, args: Sequence[Tensor], params: Sequence[Tensor]) -> Field:
+    def bound(self, args: Sequence[Tensor], params: Sequence[Tensor], shared: bool = False) -> Field:
         """The field with other tensors in the place of its args and of its parameters."""
         field = self._problem.field
         func = restricted(field.func, self.params) if self._restricted else field.func
+        if shared:
+            return field.bind(args, substituted(func, [*self.args, *self.params], [*args, *params]))
         return field.bind(args, substituted(func, self.params, params))
 
     def gradients(

@@ -41,6 +41,14 @@ class Sums:
                 # Many small contributions would be lost in a half-precision sum; a gradient may be an expanded view.
                 self.values[i] = (grad.float() if grad.dtype in HALF else grad) * weight
 
+    def adopt(self, fresh: Sequence[Tensor | None]) -> None:
+        """Add gradients that nobody else holds: the first ones become the sum itself."""
+        several = len({id(x) for x in fresh if x is not None}) < sum(x is not None for x in fresh)
+        if several or any(x is not None for x in self.values) or any(x is not None and x.dtype in HALF for x in fresh):
+            self.add(fresh)
+        elif self.values:
+            self.values = list(fresh)
+
     def absorb(self, other: Sums) -> None:
         """Add another sum, which is used up."""
         if all(value is None for value in self.values):

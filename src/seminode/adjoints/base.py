@@ -18,6 +18,7 @@ from .._field.determinism import Determinism
 from .._field.field import Field
 from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
+from .._stepping.budget import Budget
 from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
 from .._stepping.event_search import EventSearch
 from .._stepping.lane_event_search import LaneEventSearch
@@ -154,13 +155,14 @@ class ForwardPass:
         self.outputs: Any = None
         self.begun = 0  # how many outputs are y0 itself
         self.per_sample: PerSample | None = None  # of a batched solve
+        self.budget: Budget | None = None  # for activations; stretches share it
 
     def following(self, problem: Problem) -> ForwardPass:
         """The next stretch of a solve that goes on after an event: the same function, counters and step sizes."""
         following = ForwardPass(problem, self.determinism)
         following.counter, following.recorder, following.detected = self.counter, self.recorder, self.detected
         following.schedule, following.search, following.bar = self.schedule, self.search, self.bar
-        following._first = False
+        following._first, following.budget = False, self.budget
         following.__dict__["capture"] = self.capture  # a cached property
         return following
 

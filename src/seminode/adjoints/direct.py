@@ -11,18 +11,24 @@ from torch import Tensor
 from .._compile.engine import saving_engine, warn_not_compiled
 from .._compile.graph import NotCompiled
 from .._compile.torch_private import is_wrapped, transforms_active
+from .._field.accounting import Accounting
 from .._field.capture import restricted
 from .._field.determinism import Determinism
 from .._field.field import Field
 from .._field.reach import reachable
-from .._stepping.engine import Engine
+from .._stepping.budget import Budget, check_memory
+from .._stepping.engine import EagerEvaluator, Engine
 from .._stepping.problem import Problem
 from .._untyped import register_hook
 from ..solution import Record, Stats
 from ..solvers import Solver
+from ..solvers.explicit import ExplicitRungeKutta
 from ._autograd import BackwardRequest, Gradients, Inputs
+from ._discrete.recorded_steps import Keeper, recording_engine
 from ._discrete.saved_activations import (
     ActivationTape,
+    CompiledSteps,
+    RecordedSteps,
     SavedSweep,
     outputs_inside,
     states_and_activations,
@@ -43,18 +49,65 @@ class Direct(DiscreteAdjoint):
     all of torch.func work. With `compile=True` each step is a program that also returns the activations which its VJP
     needs, and the VJP of a step is another program. Gradients for times and of dense output take the steps again
     there, as `Replay` does. So do batched solves. Where the field cannot be compiled, the solve runs eagerly.
+
+    With `memory`, the activations of the first steps are kept for as long as the budget lasts. The remaining steps are
+    taken again on the backward pass, as with `Replay`, which keeps one state per step. The gradient is the same.
+
+    Arguments:
+        memory: how many bytes of activations may be kept, as a whole number or as text such as "4GB", "512MB" or
+            "2GiB"; 0 keeps none. States, of which one per step is kept, and the activations of the step at hand are
+            not counted. Needs an explicit Runge–Kutta method and `batched=False`. By default, eager solves have no
+            limit, and compiled ones may take half of the memory that is free.
+
+    Example:
+        >>> import torch
+        >>> import seminode as sn
+        >>> y0 = torch.ones(1000, dtype=torch.float64, requires_grad=True)
+        >>> sol = sn.solve(lambda t, y: -y.sin(), y0, [0.0, 9.0], save="last", adjoint=sn.Direct(memory="500kB"))
+        >>> sol.ys.sum().backward()
+        >>> stats = sol.stats.backward
+        >>> 0 < stats.kept < stats.accepted
+        True
     """
 
     batches: ClassVar[bool] = True
 
+    memory: int | str | None = None
+
+    def __post_init__(self) -> None:
+        check_memory(self.memory)
+
+    @property
+    def name(self) -> str:
+        return "Direct" if self.memory is None else "Direct(memory=...)"
+
     def run(self, problem: Problem) -> ForwardResult:
+        if self.memory is not None:
+            return super().run(problem)
         reach = reachable(problem.field.reach)
         return self.bind(ForwardPass(problem, Determinism(problem.y0.device, reach)))
 
     def bind(self, forward: ForwardPass) -> ForwardResult:
-        if forward.problem.compile and not transforms_active() and forward.capture is not None:
+        compiled = forward.problem.compile and not transforms_active() and forward.capture is not None
+        if compiled or self.memory is not None:
+            forward.budget = forward.budget or Budget(check_memory(self.memory), forward.problem.y0.device)
             return super().bind(forward)
         return self._run_eagerly(forward)
+
+    def refuse(self, problem: Problem) -> None:
+        super().refuse(problem)
+        if self.memory is None:
+            return
+        if problem.lanes is not None:
+            raise ValueError(
+                "adjoint: Direct(memory=...) keeps activations of steps that all samples take together, found "
+                "batched=True; pass adjoint=sn.Replay()"
+            )
+        if not isinstance(problem.solver, ExplicitRungeKutta):
+            raise ValueError(
+                "adjoint: Direct(memory=...) keeps activations of explicit Runge–Kutta steps, found solver "
+                f"{problem.solver.name!r}; pass adjoint=sn.Direct() without memory, or sn.Replay()"
+            )
 
     def _run_eagerly(self, forward: ForwardPass) -> ForwardResult:
         problem = forward.problem
@@ -78,14 +131,32 @@ class Direct(DiscreteAdjoint):
         return result
 
     def tape(self, problem: Problem) -> ActivationTape:
-        return ActivationTape(outputs_inside(problem), bool(problem.events))
+        return ActivationTape(outputs_inside(problem))
 
     def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
-        problem, capture = forward.problem, forward.capture
-        if capture is None or not worth_saving(problem):
+        problem, capture, tape, budget = forward.problem, forward.capture, forward.tape, forward.budget
+        assert isinstance(tape, ActivationTape)
+        assert budget is not None
+        tape.budget = budget
+        if problem.ts.requires_grad or check_memory(self.memory) == 0:
             return forward.engine(field)
-        wanted = inputs.wanted(capture, inputs.differentiable())[1]
-        return saving_engine(problem, forward.determinism, forward.log, capture, wanted, outputs_inside(problem))
+        if capture is not None and worth_saving(problem):
+            wanted, inside = inputs.wanted(capture, inputs.differentiable())[1], outputs_inside(problem)
+            return saving_engine(problem, forward.determinism, forward.log, capture, wanted, inside, budget)
+        # A field that is watched for parameters yet to be seen in use is not a function of known leaves.
+        if capture is not None or field is not None:
+            return forward.engine(field)
+        return self._recording_engine(forward, inputs, tape, budget)
+
+    def _recording_engine(self, forward: ForwardPass, inputs: Inputs, tape: ActivationTape, budget: Budget) -> Engine:
+        problem, differentiable = forward.problem, inputs.differentiable()
+        bound, tape.targets = inputs.independent(inputs.args, differentiable)
+        accounting = None
+        if problem.params is None:
+            accounting = Accounting(tape.targets, [x for x in inputs.params if not x.is_leaf])
+        record = EagerEvaluator(bound, problem.y0, forward.determinism, forward.log)
+        keeper = Keeper(budget, inputs.tensors)
+        return recording_engine(problem, record, forward.engine(), accounting, keeper, outputs_inside(problem))
 
     def states(self, request: BackwardRequest) -> SparseStates:
         return states_and_activations(request)[0]
@@ -94,12 +165,16 @@ class Direct(DiscreteAdjoint):
         tape = request.forward.tape
         assert isinstance(tape, ActivationTape)
         states, activations = states_and_activations(request)
-        saved = len(tape.sizes) == len(tape.plans)
-        if saved and not request.needs[1] and request.cotangents[1] is None:
-            try:
-                return SavedSweep(request, states, activations, tape.sizes).run()
-            except NotCompiled as reason:
-                warn_not_compiled(reason)
+        recorded, tape.recorded = tape.recorded, []
+        if not request.needs[1] and request.cotangents[1] is None:
+            if recorded:
+                kept = RecordedSteps(recorded, tape.targets, request.inputs.differentiable())
+                return SavedSweep(request, states, kept).run()
+            if tape.sizes:
+                try:
+                    return SavedSweep(request, states, CompiledSteps(activations, tape.sizes)).run()
+                except NotCompiled as reason:
+                    warn_not_compiled(reason)
         return Sweep(request, self.states(request)).run()
 
 
@@ -113,7 +188,7 @@ def _count_backward(output: Tensor, result: ForwardResult, steps: int, solver: S
     # Autograd backpropagates through the stages of every accepted step and evaluates nothing again.
     stats, record = result.stats, result.record
     count = solver.evaluations * steps if solver.steady else stats.nfe
-    backward = Stats(accepted=steps, vjp_y=count, vjp_params=count)
+    backward = Stats(accepted=steps, vjp_y=count, vjp_params=count, kept=steps)
     # Of a solve with events, these are the latest ones.
     taken = () if record is None else record.accepted[len(record.accepted) - steps :]
     backward_record = None if record is None else Record((), taken[::-1], (), ())

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._compile.graph import NotCompiled
+from .._compile.programs import large, undoing_program
 from .._compile.torch_private import backpropagate
 from .._field.checks import DEFAULT_TOLERANCES
 from .._field.pytree import real_dtype
@@ -41,7 +43,7 @@ class Reversible(DiscreteAdjoint):
     digits. Beyond its reach there is a `DriftWarning`.
     """
 
-    samples = True
+    samples = leaves_programs = True
 
     def refuse(self, problem: Problem) -> None:
         if not isinstance(problem.solver, ReversibleSolver):
@@ -61,6 +63,7 @@ class UndoneStates(States):
     """Each state from the one after it."""
 
     exact = False
+    special = True
 
     def __init__(self, kept: Sequence[Tensor]):
         self._end = self._state = tuple(kept) or None
@@ -69,12 +72,13 @@ class UndoneStates(States):
     def before(self, j: int, sweep: Sweep) -> State:
         at = len(sweep.plans) if self._at is None else self._at
         solver = _reversible(sweep)
+        field = sweep.evaluate if sweep.capture is None else sweep.compiled_engine.evaluate
         while at > j:
             at -= 1
             plan = sweep.plans[at]
 
             def evaluate(c: float, y: Tensor, *, stage: int, plan: Plan = plan) -> Tensor:
-                return sweep.evaluate(plan.stage_time(c), y, stage=stage)
+                return field(plan.stage_time(c), y, stage=stage)
 
             assert self._state is not None
             self._state = solver.invert(evaluate, plan.dt, self._state)
@@ -85,6 +89,12 @@ class UndoneStates(States):
     def own_vjp(self, j: int, sweep: Sweep, adj: State) -> StepGradients:
         """Undo the step and differentiate it at once: each evaluation serves both."""
         end = self.before(j + 1, sweep)
+        if sweep.capture is not None and not large(sweep.capture):
+            try:
+                return self._compiled_vjp(j, sweep, end, adj)
+            except NotCompiled as reason:
+                sweep.go_on_eagerly(reason)
+        sweep.check_field()
         plan, sums = sweep.plans[j], Sums(len(sweep.targets))
 
         def evaluate(c: float, y: Tensor, *, stage: int) -> Tensor:
@@ -106,6 +116,20 @@ class UndoneStates(States):
         self._state, before = _reversible(sweep).step_vjp(vjp, plan.dt, end, adj)
         self._at = j
         return StepGradients(list(before), [], sums.values)
+
+    def _compiled_vjp(self, j: int, sweep: Sweep, end: State, adj: State) -> StepGradients:
+        """The same by one program, which adds to the sums of the sweep."""
+        solver, plan = _reversible(sweep), sweep.plans[j]
+        assert isinstance(solver, CoupledSolver)  # a field is captured for no others
+        assert sweep.capture is not None
+        program = undoing_program(sweep.capture, solver, sweep.choose()[1], sweep.y0.detach())
+        y, z, *grads, finite = (results := program(plan, end, adj, sweep.capture.rest, sweep.compiled))[:5]
+        sweep.compiled = list(results[5:])
+        sweep.log.add_nodes(plan, program.nodes.evaluated)
+        sweep.differentiated += len(program.nodes.evaluated)
+        sweep.check_finite(finite, grads[0], plan)
+        self._state, self._at = (y, z), j
+        return StepGradients(grads, [], [None] * sum(sweep.needs[2:]))
 
     def finish(self, sweep: Sweep) -> None:
         if self._at != 0 or self._state is None:

@@ -61,6 +61,8 @@ class CoupledSolver(ReversibleSolver):
     """A reversible method for any equation: two coupled copies of the state advance in turn."""
 
     weights: Sequence[float] = ()  # the solution is not a sum of slopes alone
+    #: Whether the last slope of a step is the first one of the next.
+    last_slope_is_next: bool = False
 
     def start(self, y0: Tensor) -> PairMemory:
         return PairMemory(y0)
@@ -91,6 +93,7 @@ class ReversibleHeun(CoupledSolver):
     order = 2
     stages = 2
     error_order = 2
+    last_slope_is_next = True
     interpolant = ((1.0, -0.5), (0.0, 0.5))
     interpolant_order = 2
 

@@ -1,5 +1,6 @@
 """What is compiled from the graph of a field: evaluations, whole steps, and their VJPs."""
 
+from .coupled import coupled_step_program, undoing_program
 from .pieces import large, saving_programs, step_program, vjp_program
 from .steps import (
     Tuned,
@@ -20,6 +21,7 @@ __all__ = [
     "Tuned",
     "Wanted",
     "chosen_of",
+    "coupled_step_program",
     "evaluation_program",
     "key_of",
     "large",
@@ -33,4 +35,5 @@ __all__ = [
     "saving_programs",
     "step_program",
     "tolerances",
+    "undoing_program",
 ]

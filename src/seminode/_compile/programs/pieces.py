@@ -58,6 +58,7 @@ class SavingInPieces(StepInPieces):
     def __init__(self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: SavingEvaluation, y: Tensor):
         super().__init__(solver, error, at, y)
         self.kept = (solver.stages - 1) * at.kept
+        self.sizes: Any = None
 
     step = StepInPieces.__call__
 

@@ -97,6 +97,8 @@ class SavingPrograms:
         self._strides = y.stride()
         self._split(capture, wanted, y)
         self.kept = self._after.kept
+        #: The bytes of what a step keeps, once they are known.
+        self.sizes: Any = None
         self._step = self._compile_step(capture, error, y)
 
     def _split(self, capture: Capture, wanted: Wanted, y: Tensor) -> None:

@@ -66,7 +66,19 @@ class AdjointPrograms:
         self._dtype, self._device = real_dtype(like), like.device
         self._in_state, self._sourced = system.integrals_in_state, system.source is not None
         shapes = tuple(x.shape for x in system.targets)
-        self._key = (system.reduction.key, wanted, tuple(self._places), shapes, self._in_state, self._sourced)
+        self._ready: dict[Any, Any] = {}  # the programs of this solve
+        self._allowed: list[Tensor] = []
+        self._nodes: Any = None
+        self._key = (
+            system.reduction.key,
+            wanted,
+            tuple(self._places),
+            shapes,
+            self._in_state,
+            self._sourced,
+            solver,
+            key_of(error),
+        )
 
     def give_up(self, reason: NotCompiled) -> None:
         warn_not_compiled(reason)
@@ -112,14 +124,17 @@ class AdjointPrograms:
     def _given(self, times: Sequence[float]) -> list[Tensor]:
         """z at these times, stacked, where it is not solved for."""
         source = self._system.source
-        return [] if source is None else [torch.stack([source(t) for t in times])]
+        return [] if source is None else [source.at(times)]
 
     def _wholes(self) -> list[Tensor]:
         return [self._system.z, self._system.a]
 
     def _program(self, name: str, more: Any, function: Any, inputs: list[Tensor]) -> Any:
-        key = "adjoint", name, self._key, more
-        return self._capture.graph.program(key, lambda: Tuned(function, inputs))
+        key = name, more
+        if key not in self._ready:  # long keys take time to look up
+            whole = "adjoint", name, self._key, more
+            self._ready[key] = self._capture.graph.program(whole, lambda: Tuned(function, inputs))
+        return self._ready[key]
 
     def start(self, t: float, w: Tensor, params: bool) -> tuple[Tensor, list[Tensor | None]]:
         """The slope at one place and, with `params`, the gradients of the targets."""
@@ -141,7 +156,10 @@ class AdjointPrograms:
         """A step, with the gradients of its later stages weighted and summed."""
         solver, error, sourced = self.solver, self._error, int(self._sourced)
         ends = int(solver.error_needs_end_slope)
-        nodes = self._capture.graph.program(("adjoint nodes", solver), lambda: nodes_of(solver, w))
+        if self._nodes is None:
+            self._nodes = self._capture.graph.program(("adjoint nodes", solver), lambda: nodes_of(solver, w))
+            self._allowed = tolerances(error, w)
+        nodes = self._nodes
 
         def function(clock: Tensor, w: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
             (rtol, atol, b), wholes = others[:3], others[3:5]
@@ -167,9 +185,8 @@ class AdjointPrograms:
 
         clock = nodes.clock(plan)
         b = torch.tensor(weights, dtype=self._dtype, device=self._device)
-        allowed = tolerances(error, w)
-        inputs = [clock, w, k1, *allowed, b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
-        found = list(self._program("step", (solver, key_of(error), params, at_end), function, inputs)(inputs))
+        inputs = [clock, w, k1, *self._allowed, b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
+        found = list(self._program("step", (params, at_end), function, inputs)(inputs))
         count = 2 + ends + solver.stages - 1
         evaluated = [plan.stage_time(c) for c in nodes.evaluated]
         (w1, ratio, *slopes), rest = found[:count], found[count:]
@@ -207,7 +224,7 @@ class AdjointPrograms:
 
         clock = torch.tensor([plan.dt, *times], dtype=self._dtype, device=self._device)
         inputs = [clock, step.y0, *slopes, *self._wholes(), *self._given(times), *self._rest]
-        return self._folded(list(self._program("integral", (solver, rule, known), function, inputs)(inputs))), times
+        return self._folded(list(self._program("integral", (rule, known), function, inputs)(inputs))), times
 
     def _integral_in_pieces(
         self, step: Step, times: Sequence[float], weights: Sequence[float], gaps: Sequence[float]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._field.pytree import real_dtype
 from ..._stepping.checkpoints import Checkpoints
 from ..._stepping.engine import Engine
 from ..._stepping.loop import integrate
@@ -31,6 +33,18 @@ class DenseState:
     def __call__(self, t: float) -> Tensor:
         plan, coefficients = self._step_at(t)
         return _polynomial(coefficients.unbind(0), (t - plan.t0) / plan.dt)
+
+    def at(self, times: Sequence[float]) -> Tensor:
+        """z at several times, stacked: one product for all neighbours that lie in the same step."""
+        pieces: list[Tensor] = []
+        found = [(t, *self._step_at(t)) for t in times]
+        for _, group in itertools.groupby(found, lambda each: id(each[2])):
+            members = list(group)
+            plan, coefficients = members[0][1:]
+            powers = [[((t - plan.t0) / plan.dt) ** m for m in range(len(coefficients))] for t, *_ in members]
+            weights = torch.tensor(powers, dtype=real_dtype(coefficients), device=coefficients.device)
+            pieces.append(torch.tensordot(weights.to(coefficients.dtype), coefficients, 1))
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def slope(self, t: float) -> Tensor:
         """z′(t) by the polynomial of the step."""

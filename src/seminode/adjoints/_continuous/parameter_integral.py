@@ -102,7 +102,7 @@ class ErrorSample:
 
     def add_sampled(self, difference: Sequence[Tensor | None], totals: Sequence[Tensor | None] = ()) -> None:
         """A difference of which only the sample was computed, and the better rule's sum."""
-        self._trial.add(difference)
+        self._trial.adopt(difference)
         if totals:
             self._step.add(self._sampled(totals))
 
@@ -181,6 +181,7 @@ class StageSums(ParameterIntegral):
         self._weights = self._b
         self._dt = 0.0
         self._breaks = False
+        self._due = False  # whether the first stage of this step is still to be added
         self._idle = idle
 
     @property
@@ -191,7 +192,12 @@ class StageSums(ParameterIntegral):
         self._dt, self._breaks = plan.dt, plan.breaks
         x = (self.end - plan.t0) / plan.dt
         self._weights = self._b if not x < 1.0 else self._padded(weights_at(self._solver.interpolant, x))
-        if not self._idle:
+        self._due = not self._idle
+
+    def _add_first(self) -> None:
+        """The contribution of the first stage, once there is a sum to add it to."""
+        if self._due:
+            self._due = False
             self._add(0, self._first)
 
     def _padded(self, weights: list[float]) -> list[float]:
@@ -214,6 +220,7 @@ class StageSums(ParameterIntegral):
             return
         if stage == len(self._b) - 1:
             self._next = grads
+        self._add_first()
         self._add(stage, grads)
 
     def _add(self, stage: int, grads: Sequence[Tensor | None]) -> None:
@@ -226,9 +233,10 @@ class StageSums(ParameterIntegral):
         return [-self._dt * w for w in self._weights[1:]]
 
     def fold(self, folded: Folded) -> None:
-        self._trial.add(folded.total)
+        self._trial.adopt(folded.total)
         if self._sample is not None:
             self._sample.add_sampled(folded.difference)
+        self._add_first()
         self._next = folded.last or ()
 
     def accepted(self, step: Step, ratio: float) -> None:
@@ -236,6 +244,7 @@ class StageSums(ParameterIntegral):
             return
         if self._weights[-1] != 0.0:
             step.end_slope()  # which may not have been evaluated yet, and is told to `stage`
+        self._add_first()
         self.total.absorb(self._trial)
         if self._sample is not None and self._e is not None:
             self._sample.accept(self._dt, bool(self._next) or self._e[-1] == 0.0)
@@ -245,6 +254,7 @@ class StageSums(ParameterIntegral):
         self.abandon()
 
     def abandon(self) -> None:
+        self._due = False
         self._trial.clear()
         self._next = ()
         if self._sample is not None:

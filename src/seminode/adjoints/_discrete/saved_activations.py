@@ -1,8 +1,9 @@
-"""The backward pass over compiled steps that have kept their activations: what `Direct` does when it is compiled."""
+"""The backward pass over steps that have kept their activations, while the budget for these lasted: `Direct`."""
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from ..._compile.engine import Saved
 from ..._compile.programs import saving_programs
+from ..._stepping.budget import Budget
 from ..._stepping.observers import State, StateTape
 from ..._stepping.problem import Problem
 from ..._stepping.step import Step
+from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest
+from .recorded_steps import RecordedStep
 from .states import SparseStates
 from .step_vjp import spread
 from .sweep import Sweep
@@ -24,30 +28,50 @@ Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class ActivationTape(StateTape):
-    """The states before the steps and, of compiled steps, the activations that they keep."""
+    """The states before the steps, and the activations of the first of them, until the budget is used up.
 
-    def __init__(self, ends: bool, may_end: bool = False) -> None:
+    The first steps: whether there is room for a step is known before it is taken, and the later ones can be taken
+    without keeping anything. With the latest steps instead, all would have to be taken in the slower way.
+
+    Compiled steps keep tensors, which are handed over to autograd. Steps that were recorded eagerly are graphs. They
+    stay here and are used up by a backward pass; a second one takes these steps again.
+    """
+
+    def __init__(self, ends: bool) -> None:
         super().__init__()
         self._ends = ends  # whether outputs inside a step may read the slope at its end
-        self._may_end = may_end  # whether any step may turn out to be the last one, before an event
         self._activations: list[Tensor] = []
+        self._end_activations: list[Tensor] = []  # of the end slope of the latest step that was kept
         self.sizes: list[int] = []
+        self.recorded: list[RecordedStep] = []
+        self.targets: list[Tensor] = []  # the leaves in the graphs of recorded steps, for args and parameters
+        self.budget: Budget | None = None
 
     def accepted(self, step: Step, ratio: float) -> None:
+        index = len(self.plans)
         super().accepted(step, ratio)
         saved = step.saved
-        if isinstance(saved, Saved):
-            # Those of the end slope only where no next step starts with it.
-            kept = [
-                *saved.step,
-                *saved.first,
-                *(saved.end if self._ends and (step.plan.breaks or self._may_end) else []),
-            ]
-            self._activations += kept
-            self.sizes.append(len(kept))
+        if isinstance(saved, Saved) and len(self.sizes) == index:
+            self._keep(saved, step.plan.crosses_jump)
+        elif isinstance(saved, RecordedStep) and len(self.recorded) == index:
+            self.recorded.append(saved)
+            saved.keep(step.plan.crosses_jump)
+
+    def _keep(self, saved: Saved, crosses_jump: bool) -> None:
+        # Those of the end slope only where no next step starts with it.
+        end = saved.end if self._ends else []
+        kept = [*saved.step, *saved.first, *(end if crosses_jump else ())]
+        self._end_activations = [] if crosses_jump else end
+        self._activations += kept
+        self.sizes.append(len(kept))
+        assert self.budget is not None
+        self.budget.used += saved.sizes.total if crosses_jump else saved.sizes.own
 
     def hand_over(self) -> list[Tensor]:
-        activations, self._activations = self._activations, []
+        activations, self._activations = [*self._activations, *self._end_activations], []
+        if self.sizes:
+            self.sizes[-1] += len(self._end_activations)
+        self._end_activations = []
         return [*super().hand_over(), *activations]
 
 
@@ -60,6 +84,10 @@ def worth_saving(problem: Problem) -> bool:
     """Not where the polynomial of a step reads a slope that the step itself does not compute, nor with own steps."""
     if problem.lanes is not None:
         return False  # the slopes and activations of accepted and rejected samples would have to be merged
+    if not isinstance(problem.solver, ExplicitRungeKutta):
+        return False
+    if problem.ts.requires_grad:
+        return False  # all steps are taken again, with times that are differentiated
     solver = problem.solver
     alone = len(solver.interpolant) <= solver.stages
     return solver.error_needs_end_slope or alone or not outputs_inside(problem)
@@ -67,24 +95,105 @@ def worth_saving(problem: Problem) -> bool:
 
 def states_and_activations(request: BackwardRequest) -> tuple[SparseStates, list[Tensor]]:
     """What an `ActivationTape` has handed over."""
-    steps = len(request.forward.plans)
-    return SparseStates(request.kept[: steps + 1], 1, steps), list(request.kept[steps + 1 :])
+    tape = request.forward.tape
+    assert isinstance(tape, ActivationTape)
+    first = len(request.kept) - sum(tape.sizes)
+    return SparseStates(request.kept[:first], 1, len(tape.plans)), list(request.kept[first:])
+
+
+class KeptSteps(ABC):
+    """The first `count` steps, as they were kept."""
+
+    count: int
+
+    @abstractmethod
+    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
+        """The cotangent of the start of step j, from those of its end and of its slopes. Asked with falling j."""
+
+    @abstractmethod
+    def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor | None:
+        """The cotangent of the end of step j, from that of the slope there; asked for before `vjp`."""
+
+
+class CompiledSteps(KeptSteps):
+    """Steps that have kept what programs made of them."""
+
+    def __init__(self, activations: list[Tensor], sizes: Sequence[int]):
+        self._activations = activations
+        self._starts = [0, *itertools.accumulate(sizes)]  # where the activations of each step begin
+        self._programs: Any = None
+        self.count = len(sizes)
+
+    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
+        programs, kept = self._programs_of(sweep), self._kept(j)
+        del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
+        # Of k1, y1 and, if the program takes them, k2, k3, …
+        cotangents = [slopes[0], end, *(slopes[1:] if outputs_inside(sweep.problem) else ())]
+        given = [sweep.zero if x is None else x for x in cotangents]
+        both = programs.kept + programs.at.kept
+        grad_y, finite, *sweep.compiled = programs.vjp(sweep.plans[j], kept[:both], given, sweep.compiled)
+        sweep.check_finite(finite, grad_y, sweep.plans[j])
+        return grad_y
+
+    def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor:
+        programs = self._programs_of(sweep)
+        kept = self._kept(j)[programs.kept + programs.at.kept :]
+        grad, _, *sweep.compiled = programs.at.vjp(kept, slope, sweep.compiled)
+        return grad
+
+    def _kept(self, j: int) -> list[Tensor]:
+        return self._activations[self._starts[j] : self._starts[j + 1]]
+
+    def _programs_of(self, sweep: SavedSweep) -> Any:
+        if self._programs is None:
+            problem = sweep.problem
+            assert sweep.capture is not None
+            options = problem.solver, problem.error, sweep.choose()[1], outputs_inside(problem)
+            self._programs = saving_programs(sweep.capture, *options, sweep.y0.detach())
+        return self._programs
+
+
+class RecordedSteps(KeptSteps):
+    """Steps whose graphs were kept. `differentiable` says for which args and parameters there are `targets`."""
+
+    def __init__(self, recorded: list[RecordedStep], targets: Sequence[Tensor], differentiable: Sequence[bool]):
+        self._recorded = recorded
+        self._targets, self._differentiable = targets, differentiable
+        self.count = len(recorded)
+
+    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
+        del self._recorded[j + 1 :]
+        step = self._recorded.pop()
+        grad_y, *grads = step.vjp(end, slopes, self._needed(sweep))
+        sweep.sums.add(grads)
+        grad_y = sweep.zero if grad_y is None else grad_y
+        sweep.check_gradient(grad_y, sweep.plans[j])
+        return grad_y
+
+    def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor | None:
+        evaluation = self._recorded[j].end
+        assert evaluation is not None  # an output has read it
+        grad, *grads = evaluation.vjp(slope, self._needed(sweep))
+        sweep.sums.add(grads)
+        return grad
+
+    def _needed(self, sweep: SavedSweep) -> list[Tensor]:
+        targets, pairs = iter(self._targets), zip(self._differentiable, sweep.needs[2:], strict=True)
+        return [target for there, need in pairs if there and (target := next(targets)) is not None and need]
 
 
 class SavedSweep(Sweep):
-    """Backpropagates through compiled steps with the activations that they have kept.
+    """Backpropagates through steps with the activations that they have kept, and takes the others again.
 
-    The slope at the end of a step is the first one of the next, unless something breaks between them. The cotangent
-    that outputs inside the step give it is then part of the VJP of that next step.
+    The slope at the end of a step is the first one of the next, unless something breaks between them or the next step
+    was not kept. The cotangent that outputs inside the step give it is then part of the VJP of that next step.
     """
 
-    def __init__(self, request: BackwardRequest, states: SparseStates, activations: list[Tensor], sizes: Sequence[int]):
+    def __init__(self, request: BackwardRequest, states: SparseStates, kept: KeptSteps):
         super().__init__(request, states)
-        self._activations = activations
-        self._starts = [0, *itertools.accumulate(sizes)]  # where the activations of each step begin
+        self._kept = kept
         self._latest: tuple[int, Cotangents] | None = None
-        self._programs: Any = None
-        self._zero = torch.zeros_like(self.y0)
+        self.zero = torch.zeros_like(self.y0)
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
         assert self.capture is not None
@@ -96,35 +205,29 @@ class SavedSweep(Sweep):
         if super()._holds_cotangent(j):
             return True
         # Outputs inside the step before this one may read its end slope, which is the first slope of this one.
-        return j > 0 and not self.plans[j - 1].breaks and super()._holds_cotangent(j - 1)
+        return j > 0 and self._passes_on(j - 1) and super()._holds_cotangent(j - 1)
+
+    def _passes_on(self, j: int) -> bool:
+        """Whether the slope at the end of step j is part of the next step."""
+        return j < self._kept.count - 1 and not self.plans[j].breaks
 
     def _step(self, j: int, adj: State | None) -> State | None:
-        if self._programs is None:
-            self._programs = self._find_programs()
-        programs, plan = self._programs, self.plans[j]
-        kept = self._activations[self._starts[j] : self._starts[j + 1]]
-        del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
-        both = programs.kept + programs.at.kept
+        if j >= self._kept.count:
+            return super()._step(j, adj)
+        plan, solver = self.plans[j], self.problem.solver
         end, start, slopes = self._of_outputs(j)
         end = _sum(None if adj is None else adj[0], end)
         of_end = self._of_end(slopes)
-        if of_end is not None and plan.breaks:
-            grad, _, *self.compiled = programs.at.vjp(kept[both:], of_end, self.compiled)
-            end = _sum(end, grad)
+        if of_end is not None and not self._passes_on(j):
+            end = _sum(end, self._kept.end_vjp(j, self, of_end))
             self.differentiated += 1
-        of_start = self._of_end(self._of_outputs(j - 1)[2]) if j > 0 and not self.plans[j - 1].breaks else None
-        cotangents = self._cotangents(end, of_start, slopes)
-        grad_y, finite, *self.compiled = programs.vjp(plan, kept[:both], cotangents, self.compiled)
-        self.finish_compiled(plan, self.problem.solver.evaluations)
-        grad_y = grad_y if start is None else grad_y + start
-        self.check_finite(finite, grad_y, plan)
-        return (grad_y,)
-
-    def _find_programs(self) -> Any:
-        problem = self.problem
-        assert self.capture is not None
-        slopes, y0 = outputs_inside(problem), self.y0.detach()
-        return saving_programs(self.capture, problem.solver, problem.error, self._wanted, slopes, y0)
+        own: list[Tensor | None] = [None] * solver.stages if slopes is None else list(slopes[: solver.stages].unbind())
+        if j > 0 and self._passes_on(j - 1):
+            own[0] = _sum(own[0], self._of_end(self._of_outputs(j - 1)[2]))
+        grad_y = self._kept.vjp(j, self, end, own)
+        self.finish_compiled(plan, solver.evaluations)
+        self.counter.kept += 1
+        return (grad_y if start is None else grad_y + start,)
 
     def _of_outputs(self, j: int) -> Cotangents:
         """Cotangents of the end, the start and the slopes of a step, from the outputs in it."""
@@ -138,13 +241,6 @@ class SavedSweep(Sweep):
         """That of the slope at the end of a step."""
         stages = self.problem.solver.stages
         return slopes[stages] if slopes is not None and len(slopes) > stages else None
-
-    def _cotangents(self, end: Tensor | None, of_start: Tensor | None, slopes: Tensor | None) -> list[Tensor]:
-        """Of k1, y1 and, if the program takes them, k2, k3, …"""
-        stages = self.problem.solver.stages
-        own: Sequence[Tensor | None] = [None] * stages if slopes is None else slopes[:stages].unbind()
-        all_of_them = [_sum(own[0], of_start), end, *(own[1:] if outputs_inside(self.problem) else ())]
-        return [self._zero if x is None else x for x in all_of_them]
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from ..._stepping.observers import State
+from ..._stepping.observers import Observer, State
+from ..._stepping.step import Step
 from .step_vjp import StepGradients
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class States(ABC):
 
     #: Whether the states are those of the forward pass to the last bit, so that steps must arrive at them.
     exact: ClassVar[bool] = True
+    #: Whether `own_vjp` may have a VJP.
+    special: ClassVar[bool] = False
 
     @abstractmethod
     def before(self, j: int, sweep: Sweep) -> State:
@@ -74,3 +77,13 @@ class SparseStates(States):
 
     def end(self) -> State:
         return self._end
+
+
+class StatesBefore(Observer):
+    """The states before each step."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def accepted(self, step: Step, ratio: float) -> None:
+        self.states.append(step.before)

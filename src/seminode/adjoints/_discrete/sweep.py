@@ -29,11 +29,12 @@ from ..._stepping.step import Step
 from ...errors import NonFiniteState
 from ...grids import Grid
 from ...solution import Record
+from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, agreed_sizes, check_cotangents, check_samples
 from .._sums import Sums
 from .frozen import frozen_solve, repeatability
 from .lane_vjp import LaneStepShifts, LaneTimeGradient
-from .states import States
+from .states import States, StatesBefore
 from .step_vjp import (
     StepCotangents,
     StepGradients,
@@ -87,6 +88,7 @@ class Sweep:
         self.taken: list[Plan] = []
         self.differentiated = 0  # evaluations with a VJP; others are made only to recover states
         self.capture = forward.capture
+        self._checked = False  # whether the field was compared with the samples
         self._expected: State | None = None  # what the step must arrive at, unless it is the last one
 
     def run(self) -> Gradients:
@@ -145,8 +147,8 @@ class Sweep:
 
     def _recognise(self, j: int) -> None:
         """Before the first step to be taken again: what will tell whether the field is still the same?"""
-        if self.request.samples:
-            check_samples(self.request, self.counter)
+        if self.capture is None:
+            self.check_field()
         if self.capture is not None or not self.states.exact:
             return
         self._expected = self.states.after(j)
@@ -161,6 +163,12 @@ class Sweep:
             self.counter.nfe = count
             for again, kept, start in zip(after, expected, before, strict=False):
                 compare(again, kept, lambda x=again - start: [x], self.plans[j].time)
+
+    def check_field(self) -> None:
+        """Before the field itself is evaluated: is it still the same, at the samples that were kept?"""
+        if self.request.samples and not self._checked:
+            check_samples(self.request, self.counter)
+        self._checked = True
 
     def _direct(self, alone: bool, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> Tensor | None:
         """The cotangent of outputs that are y0 itself."""
@@ -178,7 +186,7 @@ class Sweep:
     def _bound(self) -> tuple[Field, list[Tensor]]:
         """The field as a function of leaves, and those that need a gradient; compiled steps ask for neither."""
         args = self.request.tensors[2 : 2 + len(self.request.inputs.args)]
-        return self.request.inputs.independent(args, self.needs[2:])
+        return self.request.inputs.independent(args, self.needs[2:], shared=self.forward.capture is not None)
 
     @property
     def targets(self) -> list[Tensor]:
@@ -201,13 +209,13 @@ class Sweep:
     def advance(self, i: int, j: int, start: State, observers: Sequence[Observer] = ()) -> State:
         """Take steps i … j − 1 again, from the state before step i."""
         solver = self.problem.solver
-        engine = self.engine() if self.capture is None else self._compiled_engine
+        engine = self.engine() if self.capture is None else self.compiled_engine
         y, memory = start[0].detach(), solver.recall([x.detach() for x in start[1:]])
         y, memory = integrate(engine, RecordedSchedule(self.plans[i:j]), y, observers, memory=memory, check=False)
         return (y, *solver.carried(memory))
 
     @cached_property
-    def _compiled_engine(self) -> Engine:
+    def compiled_engine(self) -> Engine:
         assert self.capture is not None
         return compiled_engine(self.problem, self.forward.determinism, self.log, self.capture)
 
@@ -231,7 +239,7 @@ class Sweep:
 
     def _step(self, j: int, adj: State | None) -> State | None:
         """The cotangent of the state before step j, from that of the state after it."""
-        plan = self.plans[j]
+        plan, solver = self.plans[j], self.problem.solver
         low, high = self.forward.ranges[j]
         ys, coefficients = self.grads
         rows, dense_rows = self.rows
@@ -239,15 +247,13 @@ class Sweep:
         adj_dense = coefficients[j] if coefficients is not None and dense_rows[j] else None
         plain = adj_dense is None and self.time is None
         grads: StepGradients | None = None
-        if adj is not None and adj_outputs is None and plain:
-            grads = self.states.own_vjp(j, self, adj)
-        if grads is None and self.capture is not None and plain:
+        if plain and self.states.special and (adj_after := self._cotangents_after(j, adj, adj_outputs)) is not None:
+            grads = self.states.own_vjp(j, self, adj_after)
+        if grads is None and self.capture is not None and plain and isinstance(solver, ExplicitRungeKutta):
             try:
                 return self._step_compiled(j, adj, adj_outputs)
             except NotCompiled as reason:
-                warn_not_compiled(reason)
-                self.sums.absorb(Sums.of(self.by_target(self.compiled)))
-                self.capture = None
+                self.go_on_eagerly(reason)
         if grads is None:
             grads = self._step_eagerly(j, adj, adj_outputs, adj_dense)
         self.counter.n_accepted += 1
@@ -261,6 +267,26 @@ class Sweep:
             self.check_gradient(grad, plan)
         return tuple(found) or None
 
+    def _cotangents_after(self, j: int, adj: State | None, adj_outputs: Tensor | None) -> State | None:
+        """Cotangents of what step j leads to, if it has no others: outputs inside of a step read its slopes too."""
+        if adj_outputs is None:
+            return adj
+        if self.capture is None:
+            return None
+        bounds, solver = self.forward.ranges[j], self.problem.solver
+        end, start, _ = spread(None, adj_outputs, self.outputs, self.plans[j], bounds, solver, self.y0)
+        if start is not None or end is None:
+            return None
+        if adj is not None:
+            return (adj[0] + end, *adj[1:])
+        return (end, *(torch.zeros_like(x) for x in solver.carried(solver.start(self.y0))))
+
+    def go_on_eagerly(self, reason: object) -> None:
+        """A program could not be made."""
+        warn_not_compiled(reason)
+        self.sums.absorb(Sums.of(self.by_target(self.compiled)))
+        self.capture = None
+
     def _step_eagerly(
         self, j: int, adj: State | None, adj_outputs: Tensor | None, adj_dense: Tensor | None
     ) -> StepGradients:
@@ -269,6 +295,7 @@ class Sweep:
         shifts = leaves(self.y0, bounds[1] - bounds[0]) if self.time is not None else None
         before, count = self.states.before(j, self), self.counter.nfe
         cotangents = StepCotangents((None,) * len(before) if adj is None else adj, adj_outputs, adj_dense)
+        self.check_field()
         self.evaluate.watched = []
         engine = self._engine if shifts is None else self.engine(shifts)
         grads = step_vjp(
@@ -366,13 +393,3 @@ class Sweep:
         report.stats = self.counter.stats(vjp_y=self.differentiated, vjp_params=params)
         if self.log.times is not None:
             report.record = Record(tuple(self.log.times), tuple(self.taken), (), ())
-
-
-class StatesBefore(Observer):
-    """The states before each step."""
-
-    def __init__(self) -> None:
-        self.states: list[State] = []
-
-    def accepted(self, step: Step, ratio: float) -> None:
-        self.states.append(step.before)

@@ -1,0 +1,111 @@
+"""Programs of reversible solvers that carry a second copy z of the state: their steps, and VJPs that undo a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._stepping.schedule import Plan
+from ..._stepping.step import attempt
+from ...norms import ErrorNorm
+from ...solvers.reversible import CoupledSolver, Increment, PairMemory, State
+from ..graph import Capture
+from ..inductor import compile_graph
+from .steps import (
+    StepNodes,
+    Tuned,
+    Wanted,
+    chosen_of,
+    dense,
+    key_of,
+    no_sums,
+    ratio_of,
+    replaced,
+    tolerances,
+    with_strides,
+)
+
+
+class CoupledStepProgram:
+    """(y, z, k1) ↦ (y1, z1, error ratio, k2, k3, …), where k1 = f(t0, z)."""
+
+    def __init__(self, capture: Capture, solver: CoupledSolver, error: ErrorNorm | None, y: Tensor):
+        self.nodes = nodes = StepNodes(solver, y)
+
+        def step(
+            clock: Tensor, y: Tensor, z: Tensor, k1: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor
+        ) -> list[Tensor]:
+            def evaluate(c: float, x: Tensor, *, stage: int) -> Tensor:
+                return capture.evaluate(nodes.time(clock, c), x, rest)
+
+            memory, controlled = PairMemory(z, k1), error is not None
+            taken = attempt(solver, evaluate, nodes.length(clock), y, memory, end_slope=False, error=controlled)
+            result = taken.result
+            return [result.y1, result.memory.z, ratio_of(error, taken, y, [rtol, atol]), *result.slopes[1:]]
+
+        y = dense(y)
+        self._strides = y.stride()
+        # One tensor each: a tracer tells its inputs apart by their identity.
+        start = y, torch.zeros_like(y), torch.zeros_like(y)
+        self._run = compile_graph(step, [nodes.example(), *start, *tolerances(error, y), *capture.rest])
+
+    def __call__(
+        self, plan: Plan, y: Tensor, z: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]
+    ) -> Any:
+        start = [with_strides(x, self._strides) for x in (y, z, k1)]
+        return self._run([self.nodes.clock(plan), *start, *allowed, *rest])
+
+
+class UndoingProgram:
+    """What a step starts from and the cotangents there, from what it leads to and the cotangents there.
+
+    It takes y1, z1 and their cotangents, and the sums of gradients so far. It returns y0, z0 and their cotangents, a
+    number that is finite if all of them are, and the sums with its own part added.
+    """
+
+    def __init__(self, capture: Capture, solver: CoupledSolver, wanted: Wanted, y: Tensor):
+        self.nodes = nodes = StepNodes(solver, y)
+        count = len(capture.rest)
+
+        def undo(clock: Tensor, y1: Tensor, z1: Tensor, adj_y: Tensor, adj_z: Tensor, *others: Tensor) -> list[Tensor]:
+            rest, totals = others[:count], list(others[count:])
+
+            def vjp(increment: Increment, source: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+                def value_of(source: Tensor, *chosen: Tensor) -> Tensor:
+                    inputs = replaced(rest, wanted, chosen)
+
+                    def evaluate(c: float, x: Tensor, *, stage: int) -> Tensor:
+                        return capture.evaluate(nodes.time(clock, c), x, inputs)
+
+                    return increment(evaluate, source)
+
+                value, back = torch.func.vjp(value_of, source, *chosen_of(rest, wanted))  # type: ignore[misc]
+                grad, *grads = back(cotangent)
+                totals[:] = [total + g for total, g in zip(totals, grads, strict=True)]
+                return value, grad
+
+            before, adj = solver.step_vjp(vjp, nodes.length(clock), (y1, z1), (adj_y, adj_z))  # type: ignore[arg-type]
+            alive = sum((x.sum() for x in totals), adj[0].sum() + adj[1].sum())
+            return [*before, *adj, alive, *totals]
+
+        y = dense(y)
+        ends = [y, *(torch.zeros_like(y) for _ in range(3))]
+        self._run = Tuned(undo, [nodes.example(), *ends, *capture.rest, *no_sums(capture.rest, wanted)])
+
+    def __call__(
+        self, plan: Plan, end: State, adj: State, rest: Sequence[Tensor], sums: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        return self._run([self.nodes.clock(plan), *end, *adj, *rest, *sums])
+
+
+def coupled_step_program(capture: Capture, solver: CoupledSolver, error: ErrorNorm | None, y: Tensor) -> Any:
+    return capture.graph.program(
+        ("coupled step", solver, key_of(error)), lambda: CoupledStepProgram(capture, solver, error, y)
+    )
+
+
+def undoing_program(capture: Capture, solver: CoupledSolver, wanted: Wanted, y: Tensor) -> Any:
+    return capture.graph.program(("undo", solver, wanted), lambda: UndoingProgram(capture, solver, wanted, y))

@@ -1,0 +1,101 @@
+"""How many bytes of activations may be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seminode as sn
+from seminode._stepping import budget
+from seminode._stepping.budget import Budget, check_memory, free_memory, storages
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("memory", "size"),
+    [
+        (0, 0),
+        (123, 123),
+        ("0B", 0),
+        ("17b", 17),
+        ("2kB", 2000),
+        ("512MB", 512 * 10**6),
+        ("1.5 GB", 1_500_000_000),
+        ("2GiB", 2**31),
+        (" .5 KiB ", 512),
+        ("1TB", 10**12),
+        (None, None),
+    ],
+)
+def test_sizes(memory: Any, size: int | None) -> None:
+    assert check_memory(memory) == size
+
+
+@pytest.mark.parametrize(
+    "memory", [-1, "-4GB", "4 potatoes", "", "GB", "4", "1e9B", "4GBs", 4.0, float("inf"), True, [4], "nanGB"]
+)
+def test_what_is_no_size(memory: Any) -> None:
+    with pytest.raises(ValueError, match=r"^memory: expected .* '4GB'.* found ") as refused:
+        sn.Direct(memory=memory)
+    assert repr(memory) in str(refused.value)
+
+
+def test_a_limit_is_a_limit() -> None:
+    limited = Budget(100, CPU)
+    assert limited.fits(100)
+    limited.used = 60
+    assert limited.fits(40)
+    assert not limited.fits(41)
+
+
+def test_the_default_is_a_part_of_what_is_free_when_it_is_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def free(device: torch.device) -> int:
+        asked.append(device)
+        return 1000 * budget.SMALL
+
+    monkeypatch.setattr(budget, "free_memory", free)
+    default = Budget(None, CPU)
+    assert default.fits(budget.SMALL)
+    assert not asked
+    default.used = budget.SMALL
+    assert default.fits(500 * budget.SMALL)
+    assert not default.fits(500 * budget.SMALL + 1)
+    assert asked == [CPU]
+
+
+def test_the_default_on_a_full_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "free_memory", lambda device: 0)
+    default = Budget(None, CPU)
+    assert default.fits(budget.SMALL)
+    assert not default.fits(budget.SMALL + 1)
+
+
+def test_the_free_memory_of_this_machine() -> None:
+    assert 0 < free_memory(CPU) < 2**50
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [(".", ("memory.max", "memory.current")), ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"))],
+)
+def test_the_limit_of_a_container(tmp_path: Path, folder: str, names: tuple[str, str]) -> None:
+    place = tmp_path / folder
+    place.mkdir(exist_ok=True)
+    for name, text in zip((*names, "memory.stat"), ("1000\n", "700\n", "anon 5\ninactive_file 200\n"), strict=True):
+        (place / name).write_text(text)
+    assert budget._free_in_container(tmp_path) == 500
+    (tmp_path / "memory.max").write_text("max\n")
+    if folder == ".":
+        assert budget._free_in_container(tmp_path) == 2**62
+    assert budget._free_in_container(tmp_path / "missing") == 2**62
+
+
+def test_each_storage_counts_once() -> None:
+    x = torch.zeros(10, dtype=torch.float64)
+    assert sum(storages([x, x[:2], x.view(2, 5), torch.zeros(3)]).values()) == 80 + 12
