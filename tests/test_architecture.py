@@ -61,7 +61,14 @@ LAYERS = [
     {"solution", "solvers", "_field.event_function", "_stepping.first_step", "_integrals.detect"},
     {"controllers"},
     {"grids"},
-    {"_stepping.problem", "_stepping.schedule", "_stepping.lane_control", "_stepping.lane_places", "_field.checks"},
+    {
+        "_stepping.problem",
+        "_stepping.schedule",
+        "_stepping.lane_control",
+        "_stepping.lane_places",
+        "_field.checks",
+        "_field.rank_checks",
+    },
     {"_stepping.observers", "_stepping.step", "_stepping.lane_plan", "_field.batch_checks"},
     {
         "_stepping.engine",
@@ -82,6 +89,7 @@ LAYERS = [
         "_compile.engine",
     },
     {"adjoints", "_compile.background"},
+    {"_repetition"},
     {"solve", "extending"},
     {"paths", "diagnostics"},
     {"models", "compat"},

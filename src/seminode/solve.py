@@ -18,20 +18,20 @@ from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
-from ._field.reach import reachable
+from ._field.rank_checks import check_ranks
 from ._field.sharding import reason_to_refuse, refusing_sharded
 from ._integrals.auto_norm import ignoring_integrals
 from ._integrals.separability import separable
 from ._ranks import rank_check
+from ._repetition import repetition
 from ._stepping.interpolation import DenseSolution
 from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
-from ._verification import FINER, Repeated, Rerun
 from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Direct, Replay
 from .adjoints._events import run_with_events
 from .adjoints._lane_events import run_lanes_with_events
 from .adjoints.base import ForwardResult, knots_of
-from .controllers import Controller, FixedStep
+from .controllers import Controller
 from .events import Event
 from .norms import Norm, is_auto
 from .solution import Solution, Status, work_of
@@ -196,7 +196,7 @@ def solve(
             events=checks.check_events(event, flat_field, chosen_params, norm, chosen_solver, chosen_controller),
             params=chosen_params,
             integrals=checks.check_integrals(norm, layout),
-            ranks=checks.check_ranks(norm, chosen_solver),
+            ranks=check_ranks(norm, chosen_solver),
             save=where,
             max_steps=checks.check_count("max_steps", max_steps),
             observers=tuple(observers),
@@ -239,8 +239,13 @@ def _solved(
     """The solution of a checked problem, which knows how to repeat the solve."""
     transformed = transforms_active()
     batch_checks.check_batchable(problem, adjoint, norm, transformed)
-    rerun = None if transformed else _rerun(problem, adjoint, norm, dtype, function)
-    return replace(_solution(problem, _run(problem, adjoint, norm), dtype, function), rerun=rerun)
+
+    def solved(each: Problem) -> tuple[ForwardResult, Solution[Any]]:
+        result = _run(each, adjoint, norm)
+        return result, _solution(each, result, dtype, function)
+
+    rerun = None if transformed else repetition(problem, solved, measured=function is None)
+    return replace(solved(problem)[1], rerun=rerun)
 
 
 def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
@@ -314,46 +319,6 @@ def _solution(
         record=result.record,
         events=() if result.events is None else result.events.occurrences,
     )
-
-
-def _rerun(
-    problem: Problem, adjoint: Adjoint, norm: Any, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
-) -> Rerun | None:
-    """How to solve a problem again; nothing is kept of the graphs that it is a part of."""
-    params, controller, error = problem.params, problem.controller, problem.error
-    if (error is None and not isinstance(controller, FixedStep)) or not all(x.is_leaf for x in params or ()):
-        return None
-    kept: dict[str, Any] = {"dense": False, "record": False, "progress": False, "throw": True, "observers": ()}
-    kept["save"] = "last" if problem.save == "steps" else problem.save
-    args = [x.detach() for x in problem.field.arg_tensors]
-    frozen = replace(problem, y0=problem.y0.detach(), ts=problem.ts.detach(), field=problem.field.bind(args), **kept)
-
-    def run(finer: bool, grad: bool) -> Repeated:
-        again = frozen
-        if error is not None:
-            again = replace(again, error=error.scaled(FINER if finer else 1.0))
-        elif isinstance(controller, FixedStep):
-            again = replace(again, controller=replace(controller, dt=controller.dt * (0.5 if finer else 1.0)))
-        inputs: list[Tensor] = []
-        if grad:
-            args = [x.detach().requires_grad_() if x.is_floating_point() else x for x in frozen.field.arg_tensors]
-            y0 = frozen.y0.detach().requires_grad_()
-            again = replace(again, y0=y0, field=frozen.field.bind(args))
-            leaves = reachable(frozen.field.reach).leaves() if params is None else params
-            inputs = list({id(x): x for x in (y0, *(x for x in args if x.requires_grad), *leaves)}.values())
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            result = _run(again, adjoint, norm)
-            solution = _solution(again, result, dtype, function)
-        states = result.ys if result.arrange is None else result.arrange(result.ys)
-        return Repeated(solution.ys, result.stats.nfe, states.detach(), inputs)
-
-    if error is None:
-        return Rerun(run, None, None, None, problem.save == "steps")
-
-    def size(x: Tensor, y: Tensor) -> float:
-        return float(torch.as_tensor(error.size(x, y)).max())
-
-    return Rerun(run, error.rtol, error.atol, size if function is None else None, problem.save == "steps")
 
 
 def _lane_times(ts: Tensor, problem: Problem) -> Tensor:

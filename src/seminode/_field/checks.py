@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import norms
-from .._ranks import ALONE, Alone, Ranks
 from ..controllers import Controller, Integral
 from ..errors import ToleranceWarning, warn
 from ..events import Event
@@ -272,23 +271,6 @@ def check_norm(norm: Any, layout: Layout) -> Norm:
     if not callable(norm):
         raise TypeError(f"norm: expected a name or a callable, found {type(norm).__name__}")
     return cast(Norm, norm)
-
-
-def check_ranks(norm: Any, solver: Solver) -> Alone:
-    """The processes that take the same steps: those of a distributed norm."""
-    if not isinstance(norm, norms.Distributed):
-        return ALONE
-    if solver.implicit:
-        refuse_implicit_ranks(solver)
-    return Ranks(norm.group)
-
-
-def refuse_implicit_ranks(solver: Solver) -> NoReturn:
-    raise ValueError(
-        f"norm: distributed() does not work with the implicit solver {solver.name!r}, whose linear solves and Newton "
-        "iterations belong to one rank; pass an explicit one such as 'dopri5', or leave the norm out: it is needed "
-        "only where the field communicates"
-    )
 
 
 def check_integrals(norm: Any, layout: Layout) -> tuple[bool, ...]:

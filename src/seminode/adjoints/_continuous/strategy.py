@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import norms
 from ..._field import checks
 from ..._field.pytree import real_dtype
+from ..._field.rank_checks import refuse_implicit_ranks
 from ..._stepping.engine import Engine
 from ..._stepping.observers import Observer
 from ..._stepping.problem import Problem
@@ -92,7 +93,7 @@ class ContinuousAdjoint(FunctionAdjoint):
                 f"{self.name}(controller=...)"
             )
         if problem.ranks.several and solver.implicit:
-            checks.refuse_implicit_ranks(solver)
+            refuse_implicit_ranks(solver)
         if problem.ranks.several and self.integrals_in_state:
             raise ValueError(
                 f"norm: {self!r} looks at the gradients of parameters in every step, but with norms.distributed() each "

@@ -1,0 +1,59 @@
+"""How a solve is made again, for `Solution.verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._field.reach import reachable
+from ._stepping.problem import Problem
+from ._verification import FINER, Repeated, Rerun
+from .adjoints.base import ForwardResult
+from .controllers import FixedStep
+from .solution import Solution
+
+
+def repetition(
+    problem: Problem, solved: Callable[[Problem], tuple[ForwardResult, Solution[Any]]], measured: bool
+) -> Rerun | None:
+    """How to solve a problem again; nothing is kept of the graphs that it is a part of.
+
+    `measured`: whether the outputs are states, which the norm of the solve can measure.
+    """
+    params, controller, error = problem.params, problem.controller, problem.error
+    if (error is None and not isinstance(controller, FixedStep)) or not all(x.is_leaf for x in params or ()):
+        return None
+    kept: dict[str, Any] = {"dense": False, "record": False, "progress": False, "throw": True, "observers": ()}
+    kept["save"] = "last" if problem.save == "steps" else problem.save
+    args = [x.detach() for x in problem.field.arg_tensors]
+    frozen = replace(problem, y0=problem.y0.detach(), ts=problem.ts.detach(), field=problem.field.bind(args), **kept)
+
+    def run(finer: bool, grad: bool) -> Repeated:
+        again = frozen
+        if error is not None:
+            again = replace(again, error=error.scaled(FINER if finer else 1.0))
+        elif isinstance(controller, FixedStep):
+            again = replace(again, controller=replace(controller, dt=controller.dt * (0.5 if finer else 1.0)))
+        inputs: list[Tensor] = []
+        if grad:
+            args = [x.detach().requires_grad_() if x.is_floating_point() else x for x in frozen.field.arg_tensors]
+            y0 = frozen.y0.detach().requires_grad_()
+            again = replace(again, y0=y0, field=frozen.field.bind(args))
+            leaves = reachable(frozen.field.reach).leaves() if params is None else params
+            inputs = list({id(x): x for x in (y0, *(x for x in args if x.requires_grad), *leaves)}.values())
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            result, solution = solved(again)
+        states = result.ys if result.arrange is None else result.arrange(result.ys)
+        return Repeated(solution.ys, result.stats.nfe, states.detach(), inputs)
+
+    if error is None:
+        return Rerun(run, None, None, None, problem.save == "steps")
+
+    def size(x: Tensor, y: Tensor) -> float:
+        return float(torch.as_tensor(error.size(x, y)).max())
+
+    return Rerun(run, error.rtol, error.atol, size if measured else None, problem.save == "steps")
