@@ -3,15 +3,13 @@
 A tableau includes its dense output: p(x) = y0 + dt sum_i b_i(x) k_i + dt b_end(x) f(t1, y1), 0 <= x <= 1.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-_TOLERANCE = 1e-12
+from ._conditions import dot, order_conditions, require
 
 Matrix = Sequence[Sequence[float]]
-#: An identity, the value found and the one due.
-Condition = tuple[str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class Tableau:
         if e is not None and self.embedded_order is not None:
             self._require("sum e = 0", fsum(e), 0)
             if self.embedded_order >= 2:
-                self._require("sum e c = 0", _dot(e, (*self.c, 1.0)), 0)
+                self._require("sum e c = 0", dot(e, (*self.c, 1.0)), 0)
 
     def _check_interpolant(self) -> None:
         rows = self.interpolant
@@ -151,30 +149,8 @@ class Tableau:
                 self._require(f"b_{i}'(1) = 1 for the end slope, 0 otherwise", _slope_at_end(row), last)
 
 
-def require(name: str, identity: str, found: float, expected: float) -> None:
-    """Refuse a tableau that violates an identity by more than rounding."""
-    if not abs(found - expected) <= _TOLERANCE:  # `not <=`, so that NaN fails
-        raise ValueError(f"tableau {name!r} violates {identity}: {found} instead of {float(expected)}")
-
-
-def order_conditions(a: Matrix, b: Sequence[float], c: Sequence[float], order: int) -> Iterator[Condition]:
-    """The conditions up to order three that a Runge–Kutta method has to fulfil."""
-    for i, (node, row) in enumerate(zip(c, a, strict=True)):
-        yield f"c[{i}] = sum_j a[{i}][j]", node, fsum(row)
-    yield "sum b = 1", fsum(b), 1
-    if order >= 2:
-        yield "sum b c = 1/2", _dot(b, c), 1 / 2
-    if order >= 3:
-        yield "sum b c^2 = 1/3", _dot(b, [x * x for x in c]), 1 / 3
-        yield "sum b a c = 1/6", _dot(b, [_dot(row, c) for row in a]), 1 / 6
-
-
 def _floats(numbers: Iterable[float]) -> tuple[float, ...]:
     return tuple(map(float, numbers))
-
-
-def _dot(x: Sequence[float], y: Sequence[float]) -> float:
-    return fsum(p * q for p, q in zip(x, y, strict=False))  # rows of `a` are shorter than c
 
 
 def _slope_at_end(row: Sequence[float]) -> float:

@@ -12,7 +12,8 @@ from math import fsum, sqrt
 
 import torch
 
-from .tableaux import Matrix, order_conditions, require
+from ._conditions import order_conditions, require
+from .tableaux import Matrix
 
 
 @dataclass(frozen=True)

@@ -333,10 +333,8 @@ def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> C
             reason = described(error)
             stateful = determinism.trial()
             # An error of the field itself is raised here. With a graph, since the field may cache weights.
-            try:
-                field(time, y)
-            finally:
-                stateful()
+            field(time, y)
+            stateful()
     warn_not_compiled(reason)
     return None
 

@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from .._field.locks import compiler
 from .._field.pytree import Layout, shares_memory
 from .torch_private import forget_code, make_fx, recompile_limit, transforms_unwound
 
@@ -82,13 +81,12 @@ class FieldGraph:
 
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
-        with compiler.turn():
-            if key not in self._programs:
-                self._programs[key] = self._made(make)
-                while len(self._programs) > PROGRAMS:
-                    self._programs.popitem(last=False)
-            self._programs.move_to_end(key)
-            program = self._programs[key]
+        if key not in self._programs:
+            self._programs[key] = self._made(make)
+            while len(self._programs) > PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        program = self._programs[key]
         if isinstance(program, Unavailable):
             raise NotCompiled(program.reason)
         return program
@@ -253,13 +251,6 @@ def capture(
     `trial` is called before an evaluation that does not count; its result, called afterwards, says whether that drew
     random numbers or changed a buffer.
     """
-    with compiler.turn():
-        return _captured(func, layout, t, y, args, trial)
-
-
-def _captured(
-    func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
-) -> Capture:
     key = layout, y.dtype, y.device
     front_end = _front_ends[key] if key in _front_ends else _front_ends.setdefault(key, FrontEnd())
     _front_ends.move_to_end(key)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._field.locks import compiler
 from .rewrites import slow, table
 from .torch_private import inductor, make_fx, partition
 
@@ -18,8 +17,7 @@ Program = Callable[[list[Any]], Sequence[Tensor]]
 
 def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Program:
     """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties."""
-    with compiler.turn():
-        return back_end(traced(function, examples, rewritten=True), list(examples))
+    return back_end(traced(function, examples, rewritten=True), list(examples))
 
 
 def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:

@@ -8,6 +8,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from .._compile.torch_private import compiler_loaded
 from .lineage import Lineage
-from .locks import compiler
 from .pytree import leaves_of, mapped
 
 #: Where a tensor comes from: the state, the time, a tensor that the field has captured; and whether the graph between
@@ -25,22 +25,15 @@ from .pytree import leaves_of, mapped
 STATE, TIME, CAPTURED = 1, 2, 4
 CUT = 3
 ORIGINS = STATE | TIME | CAPTURED
-WAIT = 60.0  # seconds, for another thread that compiles
 
 
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled() -> AbstractContextManager[Any]:
     """Where a field must be followed operation by operation, what is compiled in it runs eagerly.
 
     Compiled code hides its operations, and a compiler that first meets a function under a watch gives up on that
-    function for good. The compiler is not loaded for this. What it is told is told to the whole process, so that other
-    threads must not compile meanwhile.
+    function for good. The compiler is not loaded for this.
     """
-    if not compiler_loaded():
-        yield
-        return
-    with compiler.turn(WAIT), torch.compiler.set_stance("force_eager"):
-        yield
+    return torch.compiler.set_stance("force_eager") if compiler_loaded() else contextlib.nullcontext()
 
 
 class CaptureWatch(TorchFunctionMode):

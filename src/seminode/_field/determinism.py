@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,12 +23,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import StatefulFieldWarning, warn
-from .locks import exclusive
 from .places import CACHE, Change, Contents
-from .randomness import RandomNumbers, same
 from .reach import Reach
-
-Result = TypeVar("Result")
 
 #: Layers with running statistics. Their subclasses (lazy and synchronised ones) are among them.
 _NORMALISATION = (
@@ -128,7 +124,9 @@ class Determinism:
     """The circumstances of a solve's evaluations, kept the same for all of them."""
 
     def __init__(self, device: torch.device, reach: Reach):
-        self._random = RandomNumbers(device)
+        self._generators = [torch.default_generator, *device_generators(device)]
+        self._start: list[Tensor] = []
+        self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
         self.reach = reach
         self._buffers = buffers_of(reach.modules)
         self._changed: list[Buffer] = []
@@ -171,21 +169,23 @@ class Determinism:
     @property
     def stateful(self) -> bool:
         """Whether there is anything to put back before an evaluation."""
-        return bool(self._random.drawn or self._restore)
+        return bool(self._random or self._restore)
 
-    def repeat(self, evaluate: Callable[[], Result]) -> Result:
-        """Make an evaluation with the same random numbers and the same buffers as all others."""
-
-        def prepared() -> Result:
-            self.restore_buffers()
-            return evaluate()
-
-        return self._random.repeat(prepared)
+    def prepare(self) -> None:
+        """Before an evaluation: the same random numbers, the same buffers."""
+        for restore in self._random:
+            restore()
+        for restore in self._restore:
+            restore()
 
     def restore_buffers(self) -> None:
         """Undo what the latest evaluation did to buffers."""
         for restore in self._restore:
             restore()
+
+    def begin(self) -> None:
+        """Before the first evaluation: the random numbers of every evaluation are those of this one."""
+        self._start = [generator.get_state() for generator in self._generators]
 
     def first(self, evaluate: Callable[[], Tensor]) -> Tensor:
         """Make the first evaluation. Does it draw random numbers? Does it change a buffer?
@@ -194,7 +194,11 @@ class Determinism:
         may be a counter of evaluations, if the answer does not depend on it: then it is left alone and goes on
         counting. Without random numbers the generators, which belong to the whole process, are left alone too.
         """
-        k = self._random.first(evaluate)
+        self.begin()
+        k = evaluate()
+        states = [generator.get_state() for generator in self._generators]
+        if not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
+            self._random = [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
         changed = [buffer for buffer in self._buffers if buffer.changed()]
         if not changed:
             return k
@@ -203,7 +207,8 @@ class Determinism:
         present = [buffer.snapshot() for buffer in counters]
         if all(buffer.known_counter for buffer in changed):
             return k
-        again = self.repeat(evaluate)
+        self.prepare()
+        again = evaluate()
         if counters and not self._changed and torch.equal(again, k):
             for buffer in counters:
                 buffer.known_counter = True
@@ -232,20 +237,18 @@ class Determinism:
     def trial(self) -> Callable[[], bool]:
         """Before an evaluation that does not count. Call the result afterwards: it says whether the evaluation drew
         random numbers or changed a buffer, and puts them back."""
-        turn = contextlib.ExitStack()
-        turn.enter_context(exclusive())
-        start = self._random.states()
+        self.begin()
         present = [buffer.snapshot() for buffer in self._buffers]
 
         def stateful() -> bool:
-            with turn:
-                drawn = not same(self._random.states(), start)
-                changed = any(buffer.changed() for buffer in self._buffers)
-                if drawn:
-                    self._random.set_states(start)
-                for restore in present if changed else ():
-                    restore()
-                return drawn or changed
+            states = [generator.get_state() for generator in self._generators]
+            drawn = not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True))
+            changed = any(buffer.changed() for buffer in self._buffers)
+            for generator, state in zip(self._generators, self._start, strict=True) if drawn else ():
+                generator.set_state(state)
+            for restore in present if changed else ():
+                restore()
+            return drawn or changed
 
         return stateful
 
@@ -259,12 +262,13 @@ class Determinism:
     def backward(self) -> Iterator[None]:
         """Around a backward pass, whose evaluations leave no trace behind."""
         self._check_unchanged()
+        random = [partial(g.set_state, g.get_state()) for g in self._generators] if self._random else []
         present = [buffer.snapshot() for buffer in self._changed]
         try:
-            with self._random.without_trace(), self.solving(), self._as_it_was():
+            with self.solving(), self._as_it_was():
                 yield
         finally:
-            for restore in present:
+            for restore in (*present, *random):
                 restore()
 
     @contextlib.contextmanager
@@ -376,3 +380,11 @@ def present_autocast(device: torch.device) -> Callable[[], AbstractContextManage
         return None
     dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
     return partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
+
+
+def device_generators(device: torch.device) -> list[torch.Generator]:
+    if device.type == "cpu":
+        return []
+    module = torch.get_device_module(device)
+    generators = getattr(module, "default_generators", ())
+    return [generators[device.index or 0]] if generators else []

@@ -110,12 +110,10 @@ class EagerEvaluator:
 
     def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
         self._log.add(t)
-        time = as_time(t, self._dtype, self._device)
-        moved = time if shift is None else time + shift
         if self._determinism.stateful:
-            k = self._determinism.repeat(partial(self._field, moved, y))
-        else:
-            k = self._field(moved, y)
+            self._determinism.prepare()
+        time = as_time(t, self._dtype, self._device)
+        k = self._field(time if shift is None else time + shift, y)
         if self.watched is not None:
             self.watched.append(Evaluation(time, y, k))
         return k

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .._compile.torch_private import transforms_active
-from .._field.locks import exclusive
 from .._field.pytree import real_dtype
 from ..controllers import FixedStep
 from ..errors import StepFailure
@@ -60,7 +59,7 @@ class SciPySteps:
         piece, own = self._piece, self._own
         assert piece is not None
         self._seen = None
-        with exclusive(), warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             message = own.step()
         if own.status == "failed":

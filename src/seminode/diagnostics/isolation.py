@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._field.randomness import device_generators
+from .._field.determinism import device_generators
 
 
 class Snapshot:

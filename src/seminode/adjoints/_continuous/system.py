@@ -9,7 +9,6 @@ in the published method, or be summed beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -200,21 +199,22 @@ class AdjointSystem:
 
     def evaluate(self, t: float, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z and t as leaves, and the field there with its graph."""
+        if self._determinism.stateful:
+            self._determinism.prepare()
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             time = torch.full((), t, dtype=real_dtype(z), device=z.device, requires_grad=self.with_time)
-            f = self._repeat(partial(self.field, time, z))
+            f = self.field(time, z)
         if self._accounting is not None:
             self._accounting.check([Evaluation(time, z, f)], ())
         return z, time, f
 
     def evaluate_batch(self, times: Tensor, zs: Tensor) -> Tensor:
         """The field at several times, with its graph."""
+        if self._determinism.stateful:
+            self._determinism.prepare()
         with torch.enable_grad():
-            return self._repeat(partial(torch.func.vmap(self.field, randomness="same"), times, zs))
-
-    def _repeat(self, evaluate: Callable[[], Tensor]) -> Tensor:
-        return self._determinism.repeat(evaluate) if self._determinism.stateful else evaluate()
+            return torch.func.vmap(self.field, randomness="same")(times, zs)
 
     def count_vjps(self, y: int, params: int) -> None:
         """VJPs that a program has computed."""
