@@ -37,7 +37,6 @@ LAYERS = [
     },
     {
         "tableaux",
-        "tableaux_implicit",
         "_field.capture",
         "_field.reach",
         "_stepping.combination",
@@ -47,6 +46,7 @@ LAYERS = [
         "_integrals.nan_probe",
     },
     {
+        "tableaux_implicit",
         "norms",
         "_stepping.interpolation",
         "_field.accounting",

@@ -39,7 +39,7 @@ from ._discrete.sweep import DiscreteAdjoint, Sweep
 from .base import ForwardPass, ForwardResult, has_tangent, time_shifts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Direct(DiscreteAdjoint):
     """Backpropagation through the solver's own operations.
 
@@ -76,6 +76,9 @@ class Direct(DiscreteAdjoint):
 
     def __post_init__(self) -> None:
         check_memory(self.memory)
+
+    def __repr__(self) -> str:
+        return "Direct()" if self.memory is None else f"Direct(memory={self.memory!r})"
 
     @property
     def name(self) -> str:

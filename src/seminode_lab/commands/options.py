@@ -57,7 +57,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
 
 
-def complete_runs(folder: Path) -> list[Finished]:
+def complete_runs(folder: Path, *, name_others: bool = True) -> list[Finished]:
     """The complete runs in a folder. Others are left out, and named on standard error with the reason."""
     from ..measures import gather
     from ..store import StoreError, runs
@@ -67,7 +67,7 @@ def complete_runs(folder: Path) -> list[Finished]:
     notes: list[str] = []
     gathered = gather(runs(folder, lambda error: notes.append(str(error))))
     notes += [f"{folder / name}: {reason}" for name, reason in gathered.left_out.items()]
-    for note in notes:
+    for note in notes if name_others else ():
         print(f"note: left out: {' '.join(note.split())}", file=sys.stderr)
     found = sorted((run for problem in gathered.problems for run in problem.runs), key=lambda run: run.path)
     if not found:

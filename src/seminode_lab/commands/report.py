@@ -63,7 +63,8 @@ def report(folder: Path) -> int:
     from ..report import write
     from ..tables import all_tables
 
-    for table in all_tables(complete_runs(folder)):
+    # The report names what it leaves out itself.
+    for table in all_tables(complete_runs(folder, name_others=False)):
         print(f"{table.text()}\n")
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")

@@ -199,7 +199,7 @@ def test_a_missing_batch(tmp_path: Path) -> None:
         ),
         (batch() | {b"labels": [0, 1, 2]}, "labels: expected one for each of 4 images, found 3"),
         (batch() | {b"labels": [0, 1, 2, 10]}, "labels: expected a list of numbers from 0 to 9"),
-        (batch() | {b"labels": Malicious(os.system, "true")}, "not to be trusted .refused posix.system"),
+        (batch() | {b"labels": Malicious(os.system, "true")}, "not to be trusted .refused 'posix.system'"),
     ],
 )
 def test_what_is_not_cifar_is_refused(content: Any, message: str, tmp_path: Path) -> None:

@@ -69,16 +69,8 @@ class AdjointPrograms:
         self._ready: dict[Any, Any] = {}  # the programs of this solve
         self._allowed: list[Tensor] = []
         self._nodes: Any = None
-        self._key = (
-            system.reduction.key,
-            wanted,
-            tuple(self._places),
-            shapes,
-            self._in_state,
-            self._sourced,
-            solver,
-            key_of(error),
-        )
+        self._key = (system.reduction.key, wanted, tuple(self._places), shapes, self._in_state, self._sourced)
+        self._method = solver, key_of(error)  # of programs that take whole steps
 
     def give_up(self, reason: NotCompiled) -> None:
         warn_not_compiled(reason)
@@ -186,7 +178,7 @@ class AdjointPrograms:
         clock = nodes.clock(plan)
         b = torch.tensor(weights, dtype=self._dtype, device=self._device)
         inputs = [clock, w, k1, *self._allowed, b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
-        found = list(self._program("step", (params, at_end), function, inputs)(inputs))
+        found = list(self._program("step", (self._method, params, at_end), function, inputs)(inputs))
         count = 2 + ends + solver.stages - 1
         evaluated = [plan.stage_time(c) for c in nodes.evaluated]
         (w1, ratio, *slopes), rest = found[:count], found[count:]
@@ -224,7 +216,7 @@ class AdjointPrograms:
 
         clock = torch.tensor([plan.dt, *times], dtype=self._dtype, device=self._device)
         inputs = [clock, step.y0, *slopes, *self._wholes(), *self._given(times), *self._rest]
-        return self._folded(list(self._program("integral", (rule, known), function, inputs)(inputs))), times
+        return self._folded(list(self._program("integral", (solver, rule, known), function, inputs)(inputs))), times
 
     def _integral_in_pieces(
         self, step: Step, times: Sequence[float], weights: Sequence[float], gaps: Sequence[float]
