@@ -9,7 +9,7 @@ in the published method, or be summed beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ class Integrand(NamedTuple):
 
     f: Tensor
     a: Tensor
+
+
+class Source(Protocol):
+    """Where z comes from if it is not solved for: a function of time."""
+
+    def __call__(self, t: float) -> Tensor: ...
+
+    def at(self, times: Sequence[float]) -> Tensor:
+        """z at several times, stacked."""
+        ...
 
 
 class Reduction:
@@ -81,7 +91,7 @@ class AdjointSystem:
         targets: Sequence[Tensor],
         determinism: Determinism,
         *,
-        source: Callable[[float], Tensor] | None = None,
+        source: Source | None = None,
         source_slope: Callable[[float], Tensor] | None = None,
         integrals_in_state: bool = False,
         with_time: bool = False,
