@@ -43,7 +43,8 @@ def spiral(parameters: Arrays, data: Data, shift: Array, solve: Solve) -> Array:
 
 def reversible(parameters: Arrays, data: Data, shift: Array, solve: Solve) -> Array:
     def field(t: Array, y: Array, args: Arrays) -> Array:
-        return network(args, jnp.tanh, y)
+        cos, sin, w = y[..., :2], y[..., 2:4], y[..., 4:]
+        return jnp.concatenate((-sin * w, cos * w, network(args, jnp.tanh, y)), -1)
 
     ys = solve(field, data["y0"] + shift, data["ts"], under(parameters, "0.net."))
     return jnp.square(ys - data["targets"]).mean()

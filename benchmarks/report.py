@@ -204,9 +204,9 @@ SHORT = {
 }
 
 
-def quotient(verdict: Verdict) -> str:
+def quotient(verdict: Verdict | None) -> str:
     """Both times in one unit and their ratio, such as `30.2 ms / 2.9 ms = 10.41×`."""
-    if verdict.peer is None or verdict.ratio is None:
+    if verdict is None or verdict.peer is None or verdict.ratio is None:
         return "–"
     scale, unit = (1.0, "s") if verdict.peer.seconds >= 1.0 else (1e3, "ms")
     theirs, ours = verdict.times(scale)
@@ -218,7 +218,7 @@ def short_text(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         found = {each.against: each for each in verdicts(result)}
-        rows.append([f"`{result['problem']}`", *(quotient(found[against]) for against in SHORT)])
+        rows.append([f"`{result['problem']}`", *(quotient(found.get(against)) for against in SHORT)])
     about = (
         "Time of one forward and backward pass on one thread: the other library's time, divided by that of the fastest "
         "seminode setting whose gradient is at least as accurate. Above 1, seminode is faster. A more accurate "

@@ -133,11 +133,11 @@ ENTRIES: dict[str, Entry] = {
     "reversible": Entry(
         "Double pendulum with 1,000 steps of bosh3, as in the comparison of reversible solvers with checkpointing",
         reversible_task,
-        partial(reversible_task, batch=2, width=8, outputs=2),
+        partial(reversible_task, batch=2, width=8, outputs=2, end=0.5),
         rounds=10,
         budget=20.0,
         together=20,
-        factors=(8.0, 1.0, 0.125),
+        factors=(64.0, 8.0, 1.0),
     ),
     **{
         f"sampling{size}-{method}": Entry(

@@ -97,8 +97,6 @@ PEERS: dict[str, tuple[str, Fits]] = {
     "torchcde": ("torchcde's best", of_library("torchcde")),
     "diffrax": ("diffrax's best", of_library("diffrax")),
 }
-#: Peers that take part in some problems only, which need no line in the others.
-OPTIONAL = ("torchode", "torchcde")
 
 
 def backsolve(library: str, solver: str | None = None) -> Fits:
@@ -148,7 +146,7 @@ def verdicts(result: Mapping[str, Any]) -> list[Verdict]:
             bar = bars.get(f"eager {key}" if eager else key)
             mine: Fits = (lambda row: not row["compiled"]) if eager else (lambda row: True)
             each = judged(rows, f"{against}, seminode eager" if eager else against, theirs, mine, bar)
-            if each.peer is not None or key not in OPTIONAL:
+            if each.peer is not None or bar is not None:
                 found.append(each)
     return found + like_for_like(result)
 
