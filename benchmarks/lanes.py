@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .limits import f_unit, limit
-from .processes import Worker, WorkerFailed
+from .processes import Answers, WorkerFailed
 from .settings import Contender
 
 #: The minimum number of rounds by the seconds of one pass: (seconds at least, rounds).
@@ -19,7 +19,7 @@ SLOW = ((20.0, 1), (5.0, 2), (0.0, 3))
 #: If a pass takes at least this many seconds, the warm-up pass after the first one counts as a round.
 LONG = 1.0
 
-Start = Callable[[Contender, Path], Worker]
+Start = Callable[[Contender, Path], Answers]
 Say = Callable[[str], None]
 
 
@@ -55,7 +55,7 @@ class Lane:
 
     def __init__(self, contender: Contender, factors: Sequence[float] = (1.0,)):
         self.contender = contender
-        self.worker: Worker | None = None
+        self.worker: Answers | None = None
         self.nominal = Series(1.0)
         # From the loosest to the tightest, which may need more memory than there is.
         others = [Series(factor) for factor in factors if factor != 1.0]

@@ -10,12 +10,12 @@ from typing import Any
 SPEND, LEAST, MOST = 0.3, 5, 2000
 
 
-def fastest(run: Callable[[], Any], spend: float = SPEND) -> float:
+def fastest(run: Callable[[], Any]) -> float:
     """The minimal seconds of many calls, after two that do not count."""
     for _ in range(2):
         run()
     best, begin, calls = float("inf"), time.perf_counter(), 0
-    while calls < LEAST or (calls < MOST and time.perf_counter() - begin < spend):
+    while calls < LEAST or (calls < MOST and time.perf_counter() - begin < SPEND):
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)

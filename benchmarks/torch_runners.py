@@ -26,10 +26,13 @@ SolveAt = Callable[[float], Solve]
 
 
 class TorchRunner:
-    """Runs and times passes of a task: forward and backward, or forward only if the task has no gradient."""
+    """Runs and times passes of a task: forward and backward, or forward only if the task has no gradient.
 
-    def __init__(self, task: Task, contender: Contender):
-        self.task = task
+    `synchronise` waits for the device before the clock is read.
+    """
+
+    def __init__(self, task: Task, contender: Contender, synchronise: Callable[[], None] = lambda: None):
+        self.task, self.synchronise = task, synchronise
         self.libraries = ("torch", contender.library)
         self.costs_known = contender.library == "seminode" and contender.compiled
         self.counted: list[sn.Stats] = []
@@ -48,26 +51,30 @@ class TorchRunner:
         self.stats[factor] = list(self.counted)
         return timing
 
+    def clock(self) -> float:
+        self.synchronise()
+        return time.perf_counter()
+
     def training(self, solve: Solve) -> tuple[dict[str, float], list[Tensor]]:
-        begin = time.perf_counter()
+        begin = self.clock()
         y0, leaves = self.task.leaves()
         loss = self.task.through(y0, solve)
-        middle = time.perf_counter()
+        middle = self.clock()
         inputs = [*self.task.modules.parameters(), *leaves]
         grads = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-        end = time.perf_counter()
+        end = self.clock()
         halves = {"seconds": end - begin, "forward": middle - begin, "backward": end - middle}
         return {**halves, "loss": loss.item()}, list(grads)
 
     def inference(self, solve: Solve) -> tuple[dict[str, float], list[Tensor]]:
-        begin = time.perf_counter()
+        begin = self.clock()
         with torch.no_grad():
             outputs = self.task.through(self.task.start(), solve)
-        return {"seconds": time.perf_counter() - begin}, [outputs]
+        return {"seconds": self.clock() - begin}, [outputs]
 
     def gradient(self, factor: float = 1.0) -> np.ndarray:
         """The gradient of the last pass at this factor, or its outputs."""
-        return torch.cat([each.flatten() for each in self.vectors[factor]]).numpy()
+        return torch.cat([each.flatten() for each in self.vectors[factor]]).cpu().numpy()
 
     def counts(self, factor: float = 1.0) -> Counts:
         """Counts of all solves together, if the library reports them."""
