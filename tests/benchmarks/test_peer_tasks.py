@@ -192,7 +192,11 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["small", "cde", "pendulum", "flow", *PEERS[:3], "spiral", "reversible", "sampling-euler"]
+    "name",
+    [
+        *("small", "cde", "diffrax-1", "diffrax-100", "diffrax-1-forward", "spiral", "reversible", "sampling-euler"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pendulum", "flow")),
+    ],
 )
 def test_fields_and_losses_are_the_same_in_jax(name: str) -> None:
     """Without a solve: every output is the initial value, in both."""
