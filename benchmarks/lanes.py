@@ -88,7 +88,7 @@ class Lane:
 
     def row(self) -> dict[str, Any]:
         contender = self.contender
-        row = {"name": contender.name, "library": contender.library, "setting": contender.setting}
+        row: dict[str, Any] = {"name": contender.name, "library": contender.library, "setting": contender.setting}
         row |= {"compiled": contender.compiled, "options": dict(contender.options), **self.known}
         row |= self.nominal.result()
         curve = [{"factor": each.factor, **each.result()} for each in self.series]

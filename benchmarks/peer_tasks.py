@@ -171,6 +171,8 @@ def reversible_task(
 class VelocityField(nn.Module):
     """A flow-matching network, y′ = net(y, time features), with SiLU and sines and cosines of the time."""
 
+    frequencies: Tensor
+
     def __init__(self, size: int, width: int, depth: int, generator: torch.Generator):
         super().__init__()
         self.net = steep(mlp((size + 8, *depth * (width,), size), nn.SiLU, generator))

@@ -92,7 +92,7 @@ def test_a_fixed_step_reads_nothing(solver: Any, adjoint: Any) -> None:
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(("controller", "expected"), [(None, 1.0), (sn.FixedStep(0.05), 0.0)])
 def test_compiled_steps_read_no_more(
-    controller: sn.Controller | None, expected: float, monkeypatch: pytest.MonkeyPatch
+    controller: sn.FixedStep | None, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_back_end(monkeypatch)
     field = Oscillators()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +45,8 @@ def test_a_task_moves_as_a_whole(name: str) -> None:
     task = moved(task_of(name, quick=True), torch.device("meta"))
     devices = []
 
-    def solve(field: nn.Module, y0: object, ts: Tensor) -> object:
-        tensors = [y0] if isinstance(y0, Tensor) else list(y0)  # type: ignore[call-overload]
+    def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
+        tensors: list[Tensor] = [y0] if isinstance(y0, Tensor) else list(y0)
         devices.extend(x.device.type for x in (*tensors, *field.parameters(), *field.buffers()))
         constant = [x.expand(len(ts), *x.shape) for x in tensors]
         return constant[0] if isinstance(y0, Tensor) else tuple(constant)

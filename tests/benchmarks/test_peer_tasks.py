@@ -206,7 +206,9 @@ def test_fields_and_losses_are_the_same_in_jax(name: str) -> None:
     from benchmarks.jax_peer_tasks import task_named
 
     task, found = numbers(name, quick=True)
-    parameters = {key.removeprefix("parameter:"): x for key, x in found.items() if key.startswith("parameter:")}
+    parameters: dict[str, Any] = {
+        key.removeprefix("parameter:"): x for key, x in found.items() if key.startswith("parameter:")
+    }
     data = {key.removeprefix("data:"): x for key, x in found.items() if key.startswith("data:")}
     slopes: dict[str, list[np.ndarray]] = {"torch": [], "jax": []}
     middle = 0.4  # not a knot
