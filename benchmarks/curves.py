@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Row = Mapping[str, Any]
@@ -76,11 +76,6 @@ def points(row: Row) -> list[Point]:
     return sorted(usable, key=lambda each: -each.factor)
 
 
-def nominal(row: Row) -> Point | None:
-    """The point at the tolerances of the problem."""
-    return next((each for each in points(row) if each.factor == 1.0), None)
-
-
 def between(a: Point, b: Point, error: float, which: Which) -> float | None:
     """Log-log interpolation; `None` if the error lies outside."""
     low, high = sorted((a.error, b.error))
@@ -97,10 +92,14 @@ class Envelope:
         rows: the settings.
         slack: by how much the error of a measured point may exceed the one asked for. Results of one tolerance need
             some, for rounding; curves do not.
+        floor: smaller errors count as this one.
     """
 
-    def __init__(self, rows: Sequence[Row], slack: float = 1.0):
-        self.curves = [(row, found) for row in rows if (found := points(row))]
+    def __init__(self, rows: Sequence[Row], slack: float = 1.0, floor: float = 0.0):
+        measured = [(row, points(row)) for row in rows]
+        self.curves = [
+            (row, [replace(each, error=max(each.error, floor)) for each in found]) for row, found in measured if found
+        ]
         self.slack = slack
 
     @property
@@ -108,10 +107,10 @@ class Envelope:
         return sorted(each.error for _, found in self.curves for each in found)
 
     @property
-    def best(self) -> Row | None:
-        """The fastest setting at the nominal tolerance."""
-        timed = [(at.minimum, row) for row, _ in self.curves if (at := nominal(row)) is not None]
-        return min(timed, key=lambda pair: pair[0], default=(0.0, None))[1]
+    def nominal(self) -> Point | None:
+        """The fastest setting at the tolerance of the problem."""
+        timed = [each for _, found in self.curves for each in found if each.factor == 1.0]
+        return min(timed, key=lambda each: each.minimum, default=None)
 
     def at(self, error: float, which: Which = "minimum") -> Reading | None:
         """The fastest setting at this error or a smaller one; `None` if no setting is as accurate."""

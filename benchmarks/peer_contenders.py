@@ -32,8 +32,8 @@ def samplers(method: str) -> list[Contender]:
 
 
 def checkpointing() -> list[Contender]:
-    """1,000 fixed steps of bosh3 over 10 seconds, with few states kept or none."""
-    fixed = {"fixed": 1 / 100, "order": 3}
+    """1,000 fixed steps of bosh3 over 20 seconds, with few states kept or none."""
+    fixed = {"fixed": 1 / 50, "order": 3}
     bosh3 = {"solve": {"solver": "bosh3"}, **fixed}
     ours = [(name, {"adjoint": name, **bosh3}) for name in ("Direct", "Replay")]
     ours += [

@@ -144,7 +144,7 @@ class RotatingField(nn.Module):
 
 
 def reversible_task(
-    batch: int = 16, width: int = 32, outputs: int = 20, end: float = 10.0, dtype: torch.dtype = torch.float32
+    batch: int = 16, width: int = 32, outputs: int = 20, end: float = 20.0, dtype: torch.dtype = torch.float32
 ) -> Task:
     """Double pendulums from states of the paper's data; the settings take 1,000 steps of bosh3.
 

@@ -118,7 +118,7 @@ ENTRIES: dict[str, Entry] = {
             partial(diffrax_task, min(outputs, 3), differentiate, batch=4, width=8, end=2.0),
             rounds=20,
             budget=20.0,
-            factors=(100.0, 10.0, 1.0),
+            factors=(100.0, 10.0, 1.0, 0.1),
         )
         for differentiate in (True, False)
         for outputs in (1, 100)
@@ -137,7 +137,7 @@ ENTRIES: dict[str, Entry] = {
         rounds=10,
         budget=20.0,
         together=20,
-        factors=(64.0, 8.0, 1.0),
+        factors=(8.0, 1.0, 0.125),
     ),
     **{
         f"sampling{size}-{method}": Entry(

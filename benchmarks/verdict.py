@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .bars import BACKSOLVE, LIMIT, LIMITS, bars_of
-from .curves import Envelope, Reading, Row, nominal, ratios, spread_at
+from .curves import Envelope, Reading, Row, ratios, spread_at
 from .detest import table
 
 #: Of results without curves: seminode's error may be this much larger, for rounding.
 SLACK = 1.05
+#: Ten times the rounding error of float32. Smaller errors are luck, and count as equal.
+FLOOR = 1.2e-6
 
 Fits = Callable[[Row], bool]
 
@@ -70,14 +72,14 @@ class Verdict:
 
 def judged(rows: Sequence[Row], against: str, theirs: Fits, mine: Fits, bar: float | None) -> Verdict:
     """Compare all settings of a peer that `theirs` selects with those of seminode that `mine` selects."""
-    slack = 1.0 if any("curve" in row for row in rows) else SLACK
-    peer = Envelope([row for row in rows if row["library"] != "seminode" and theirs(row)])
-    ours = Envelope([row for row in rows if row["library"] == "seminode" and mine(row)], slack)
-    best = peer.best
-    at = None if best is None else nominal(best)
+    curves = any("curve" in row for row in rows)
+    slack, floor = (1.0, FLOOR) if curves else (SLACK, 0.0)
+    peer = Envelope([row for row in rows if row["library"] != "seminode" and theirs(row)], floor=floor)
+    ours = Envelope([row for row in rows if row["library"] == "seminode" and mine(row)], slack, floor)
+    at = peer.nominal
     if at is None:
         return Verdict(against, None, None, bar)
-    span = ratios(peer, ours) if slack == 1.0 else None
+    span = ratios(peer, ours) if curves else None
     return Verdict(against, peer.at(at.error), ours.at(at.error), bar, spread_at(peer, ours, at.error), span)
 
 

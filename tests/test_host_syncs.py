@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from seminode._stepping import loop
+from seminode.adjoints._discrete import sweep
 from seminode.extending import Observer
 
 
@@ -52,7 +53,8 @@ def reads_per_step(
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop takes the CPU for a device on which reads have to wait."""
-    monkeypatch.setattr(loop, "on_host", lambda x: False)
+    for module in (loop, sweep):
+        monkeypatch.setattr(module, "on_host", lambda x: False)
 
 
 def test_reads_are_counted() -> None:
@@ -104,6 +106,34 @@ def test_compiled_steps_read_no_more(
     torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("adjoint", "expected"),
+    # On the CPU, Replay compares each state with that of the forward pass at once; on a GPU at the end, too.
+    [(sn.Direct(), 0.0), (sn.Replay(), 1.0), (sn.Backsolve(), 1.0)],
+)
+def test_a_backward_pass_waits_no_more_than_the_solve(adjoint: Any, expected: float) -> None:
+    field, start = Oscillators(), Y0.clone().requires_grad_()
+    reads, steps = [], []
+    for end in (4.0, 40.0):
+        options: dict[str, Any] = {"controller": sn.FixedStep(0.05), "adjoint": adjoint}
+        sol = sn.solve(field, start, [0.0, end], **options)
+        reads.append(host_reads(lambda sol=sol: sol.ys[-1].sum().backward()))
+        steps.append(sol.stats.accepted)
+    assert (reads[1] - reads[0]) / (steps[1] - steps[0]) == expected
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_gradients_that_are_tested_together_still_fail() -> None:
+    def root(t: Tensor, y: Tensor) -> Tensor:
+        return torch.where(t < 0.25, y.abs().sqrt(), y)  # whose derivative at 0 is infinite
+
+    start = torch.zeros(2, requires_grad=True)
+    sol = sn.solve(root, start, [0.0, 1.0], solver="rk4", controller=sn.FixedStep(0.1), adjoint=sn.Replay())
+    with pytest.raises(sn.NonFiniteState, match="gradient with respect to the state became NaN"):
+        sol.ys[-1].sum().backward()
+
+
 def blowing_up(t: Tensor, y: Tensor) -> Tensor:
     return torch.where(t > 0.42, math.inf, 1.0) * y
 
@@ -121,7 +151,7 @@ def test_states_that_are_tested_together_fail_at_the_same_time(monkeypatch: pyte
 
 @pytest.mark.usefixtures("elsewhere")
 def test_long_solves_are_tested_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.StateChecks, "MANY", 3)
+    monkeypatch.setattr(loop.PendingTests, "MANY", 3)
     steps: list[float] = []
 
     class Watch(Observer):

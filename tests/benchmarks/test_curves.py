@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import curves, report
+from benchmarks import report
 from benchmarks.bars import BARS, bars_of
 from benchmarks.curves import Envelope, overlap, points, quartiles, ratio_at, ratios, spread_at
 from benchmarks.suite import ENTRIES
@@ -98,7 +98,7 @@ def test_useless_points_are_left_out() -> None:
     row["curve"].append({"factor": 0.01, "failed": "no"})
     assert [each.factor for each in points(row)] == [10.0]
     assert points({"name": "x", "failed": "no"}) == []
-    assert Envelope([]).best is None
+    assert Envelope([]).nominal is None
 
 
 def test_verdicts_compare_at_the_error_of_the_peers_nominal_tolerance() -> None:
@@ -132,6 +132,15 @@ def test_rounding_is_no_excuse_with_curves() -> None:
     (best,) = [each for each in verdicts(result(rows)) if each.against == "diffrax's best"]
     assert best.ours is None
     assert best.says == "missed: no setting as accurate"
+
+
+def test_errors_of_the_size_of_rounding_are_equal() -> None:
+    rows = [
+        setting("diffrax: a", [(1e-4, 1.0), (3e-7, 2.0), (1e-7, 4.0)]),
+        setting("seminode: a", [(1e-4, 0.5), (4e-7, 0.8), (5e-7, 2.0)]),
+    ]
+    (best,) = [each for each in verdicts(result(rows)) if each.against == "diffrax's best"]
+    assert best.ratio == pytest.approx(2.0 / 0.8)
 
 
 def test_backsolve_is_compared_with_the_same_solver() -> None:
@@ -191,4 +200,4 @@ def test_curves_are_shown_with_all_tolerances() -> None:
     assert cells[2] == ["seminode: a, compiled", "1 s, 1.0e-02", "2 s, 1.0e-03", "8 s, 1.0e-04", "1", "2.00"]
     assert cells[3][-2:] == ["3", "–"]  # in the same units; what torchdiffeq needs is not known
     assert report.section(result(rows)).count("Times the limit: 2.00") == 1
-    assert curves.nominal(rows[0]) == points(rows[0])[1]
+    assert Envelope(rows[:1]).nominal == points(rows[0])[1]

@@ -96,37 +96,50 @@ def on_host(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-class StateChecks:
-    """Refuses steps whose new states are not finite.
-
-    Each test reads a value. Reading from a GPU waits until it has caught up with the host, so there tests are collected
-    (`together`) and read at once: after `MANY` steps and at the end.
-    """
+class PendingTests:
+    """Tests of steps on a device, read by the host all at once. Reading each of them would wait for the device."""
 
     MANY = 1000
 
+    def __init__(self) -> None:
+        self._tests: list[tuple[Plan, Tensor]] = []
+
+    def add(self, plan: Plan, passed: Tensor) -> Plan | None:
+        """Keep a test, a 0-d tensor of bools. Every `MANY` tests, return the first step that has failed."""
+        self._tests.append((plan, passed))
+        return self.failed() if len(self._tests) == self.MANY else None
+
+    def failed(self) -> Plan | None:
+        """The first step that has failed, of those since the last call."""
+        if not self._tests:
+            return None
+        plans, passed = zip(*self._tests, strict=True)
+        self._tests = []
+        return next((plan for plan, good in zip(plans, torch.stack(passed).tolist(), strict=True) if not good), None)
+
+
+class StateChecks:
+    """Refuses steps whose new states are not finite: at once, or all together if reading has to wait for a device."""
+
     def __init__(self, engine: Engine, together: bool):
         self._engine, self._together = engine, together
-        self._pending: list[tuple[Plan, Tensor]] = []
+        self._pending = PendingTests()
 
     def add(self, step: Step) -> None:
         refuse_failure(self._engine, step)
-        if not self._together:
-            if not step.is_finite():
-                _not_finite(step.plan, self._engine.layout.non_finite_leaf(step.y1.detach()))
-            return
-        self._pending.append((step.plan, torch.isfinite(step.y1.detach()).all()))
-        if len(self._pending) == self.MANY:
-            self.close()
+        if self._together:
+            self._refuse(self._pending.add(step.plan, torch.isfinite(step.y1.detach()).all()))
+        elif not step.is_finite():
+            _not_finite(step.plan, self._engine.layout.non_finite_leaf(step.y1.detach()))
 
     def close(self) -> None:
         """Read the tests that are left."""
-        if self._pending:
-            plans, finite = zip(*self._pending, strict=True)
-            self._pending = []
-            for plan, passed in zip(plans, torch.stack(finite).tolist(), strict=True):
-                if not passed:
-                    _not_finite(plan, None)
+        self._refuse(self._pending.failed())
+
+    @staticmethod
+    def _refuse(plan: Plan | None) -> None:
+        if plan is not None:
+            _not_finite(plan, None)
 
 
 def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
