@@ -7,54 +7,45 @@ represented by its best one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Contender:
-    """A library with a solver and an adjoint; the runner of the library interprets `options`."""
-
-    library: str
-    setting: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    compiled: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.library}: {self.setting}"
-
+from .peer_contenders import checkpointing, forward_only, samplers
+from .settings import Contender, both
 
 ADJOINTS = ("Direct", "Replay", "Backsolve", "Quadrature", "Interpolating")
 TSIT5 = ("Direct, tsit5", {"adjoint": "Direct", "solve": {"solver": "tsit5"}})
-#: Another library's gradient may be more accurate than the tolerance. A tighter tolerance is then one of our settings.
-TIGHTER = ("Direct, tsit5, tighter", {"adjoint": "Direct", "tighter": 0.3, "solve": {"solver": "tsit5"}})
-#: Further settings of seminode by the name of the problem: (setting, options).
+#: `Backsolve` with the solvers of diffrax's BacksolveAdjoint, and with looser tolerances of its backward pass:
+#: "backward" has the factors on rtol and atol.
+BACKSOLVES = (
+    ("Backsolve, tsit5", {"adjoint": "Backsolve", "solve": {"solver": "tsit5"}}),
+    ("Backsolve, backward 10", {"adjoint": "Backsolve", "backward": (10.0, 10.0)}),
+    ("Backsolve, backward 30, 1000", {"adjoint": "Backsolve", "backward": (30.0, 1000.0)}),
+)
+#: Further settings of seminode by the first word of the problem: (setting, options).
 EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     # For a field with kinks, many steps of low order are better than a few steps of high order.
     "cde": (
         ("Direct, bosh3", {"adjoint": "Direct", "solve": {"solver": "bosh3"}}),
-        ("Direct, bosh3, fixed", {"adjoint": "Direct", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
+        ("Direct, bosh3, fixed", {"adjoint": "Direct", "solve": {"solver": "bosh3"}, "fixed": 1 / 3, "order": 3}),
         # The same if Direct needs too much memory.
-        ("Replay, bosh3, tighter", {"adjoint": "Replay", "tighter": 0.5, "solve": {"solver": "bosh3"}}),
-        ("Replay, bosh3, fixed", {"adjoint": "Replay", "solve": {"solver": "bosh3"}, "fixed": 1 / 3}),
+        ("Replay, bosh3", {"adjoint": "Replay", "solve": {"solver": "bosh3"}}),
+        ("Replay, bosh3, fixed", {"adjoint": "Replay", "solve": {"solver": "bosh3"}, "fixed": 1 / 3, "order": 3}),
+        ("Backsolve, bosh3", {"adjoint": "Backsolve", "solve": {"solver": "bosh3"}}),
+        (
+            "Backsolve, bosh3, backward 30, 1000",
+            {"adjoint": "Backsolve", "backward": (30.0, 1000.0), "solve": {"solver": "bosh3"}},
+        ),
     ),
-    "flow": (
-        ("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),
-        ("Direct, norm auto, tighter", {"adjoint": "Direct", "tighter": 0.6, "solve": {"norm": "auto"}}),
-    ),
+    "flow": (("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),),
 }
 
 
 def seminode(problem: str) -> list[Contender]:
     settings = [(name, {"adjoint": name}) for name in ADJOINTS]
-    extras = (TSIT5, TIGHTER, *EXTRAS.get(problem.split("-")[0], ()))
-    # In eager mode the last two adjoints are too similar to the third to justify the time.
-    eager = [Contender("seminode", name, options) for name, options in (*settings[:3], *extras)]
-    return eager + [
-        Contender("seminode", f"{name}, compiled", {**options, "compile": True}, compiled=True)
-        for name, options in (*settings, *extras)
-    ]
+    entries = both((*settings, TSIT5, *BACKSOLVES, *EXTRAS.get(problem.split("-")[0], ())))
+    # In eager mode these are too similar to others to justify the time.
+    left_out = {"Quadrature", "Interpolating", *(name for name, _ in BACKSOLVES)}
+    return [each for each in entries if each.setting not in left_out]
 
 
 def torchdiffeq(problem: str) -> list[Contender]:
@@ -77,7 +68,7 @@ def torchdiffeq(problem: str) -> list[Contender]:
             Contender(library, "adjoint, seminorm, no jumps", {"adjoint": True, "norm": "seminorm", "jumps": False}),
             Contender(library, "direct, no jumps", {"adjoint": False, "jumps": False}),
             Contender(library, "direct, bosh3", {"adjoint": False, "method": "bosh3"}),
-            Contender(library, "direct, rk4, fixed", {"adjoint": False, "method": "rk4", "fixed": 1 / 2}),
+            Contender(library, "direct, rk4, fixed", {"adjoint": False, "method": "rk4", "fixed": 1 / 2, "order": 4}),
         ]
     return entries
 
@@ -125,8 +116,9 @@ def diffrax(problem: str) -> list[Contender]:
 #: For problems whose passes take minutes: the usual settings of each library and those that win on shorter problems.
 SHORT_LIST = {
     "seminode": (
-        *("Direct", "Replay", "Direct, compiled", "Direct, bosh3, compiled", "Replay, compiled"),
-        *("Replay, bosh3, tighter, compiled", "Replay, bosh3, fixed, compiled", "Backsolve, compiled"),
+        *("Direct", "Replay", "Direct, compiled", "Direct, bosh3, compiled", "Replay, compiled", "Backsolve, compiled"),
+        *("Replay, bosh3, compiled", "Replay, bosh3, fixed, compiled"),
+        *("Backsolve, bosh3, compiled", "Backsolve, bosh3, backward 30, 1000, compiled"),
     ),
     "torchdiffeq": ("adjoint", "adjoint, seminorm", "direct"),
     "torchcde": ("adjoint", "direct"),
@@ -137,6 +129,12 @@ SHORTENED = {"cde-1024"}
 
 def contenders(problem: str) -> list[Contender]:
     """All contenders that support a problem, by its name."""
+    if problem.startswith("sampling"):
+        return samplers(problem.split("-")[-1])
+    if problem == "reversible":
+        return checkpointing()
+    if problem.endswith("-forward"):
+        return forward_only()
     libraries = (seminode, torchdiffeq, torchode, torchcde, diffrax)
     entries = [contender for library in libraries for contender in library(problem)]
     if problem not in SHORTENED:

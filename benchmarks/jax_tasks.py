@@ -172,7 +172,7 @@ def flow_shift(parameters: Arrays, data: Data) -> tuple[Array, Array]:
     return jnp.zeros_like(z0), jnp.zeros(len(z0), z0.dtype)
 
 
-#: By the name of the problem up to a hyphen: the task, and the function that makes its shift.
+#: By the first word of a problem's name: the task, and the function that makes its shift.
 TASKS: dict[str, tuple[TaskFunction, Callable[[Arrays, Data], Any]]] = {
     "small": (small, small_shift),
     "cde": (cde, cde_shift),

@@ -26,6 +26,7 @@ import seminode as sn
 from seminode.adjoints import Adjoint
 
 from .detest import table
+from .field_costs import solves_of
 from .race import RESULTS, circumstances
 from .suite import task_of
 from .tasks import Task
@@ -121,19 +122,6 @@ def report(microseconds: dict[str, list[float]]) -> str:
 
 
 # Compiled solves compared with their evaluations alone.
-
-
-def solves_of(task: Task) -> list[tuple[nn.Module, Any, Tensor]]:
-    """The field, the initial value and the times of every solve of a task, in order."""
-    solves: list[tuple[nn.Module, Any, Tensor]] = []
-
-    def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
-        solves.append((field, y0, ts))
-        return sn.solve(field, y0, ts, rtol=task.rtol, atol=task.atol, jumps=task.jumps).ys
-
-    with torch.no_grad():
-        task.through(task.start(), solve)
-    return solves
 
 
 def tensors(y: Any) -> list[Tensor]:

@@ -12,11 +12,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 
 class WorkerFailed(Exception):
     """A worker failed; the message is the reason."""
+
+
+class Answers(Protocol):
+    """What the race talks to, line by line."""
+
+    def ask(self, line: str) -> dict[str, Any]: ...
+    def answer(self) -> dict[str, Any]: ...
+    def end(self) -> None: ...
 
 
 class Worker:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import seminode as sn
 
 from .suite import CACHE, ENTRIES, task_of
-from .tasks import Task, digest, load
+from .tasks import Task, digest, gradient, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +42,7 @@ def gradient_of(task: Task, **options: Any) -> np.ndarray:
     def solve(field: nn.Module, y0: Any, ts: Tensor) -> Any:
         return sn.solve(field, y0, ts, adjoint=sn.Replay(), jumps=task.jumps, **options).ys
 
-    y0, leaves = task.leaves()
-    inputs = [*task.modules.parameters(), *leaves]
-    grads = torch.autograd.grad(task.through(y0, solve), inputs, materialize_grads=True)
-    return torch.cat([grad.flatten() for grad in grads]).numpy()
+    return gradient(task, solve).numpy()
 
 
 def methods(kinks: float | None) -> tuple[str, Callable[[Task], np.ndarray], Callable[[Task], np.ndarray]]:
@@ -62,9 +59,9 @@ def compute(name: str, task: Task, arrays: dict[str, np.ndarray], quick: bool) -
     """Compute the reference in float64, with the float32 parameters of the task."""
     how, fine, coarse = methods(ENTRIES[name].kinks)
     double = load(task_of(name, quick, torch.float64), arrays)
-    gradient = fine(double)
-    distance = np.linalg.norm(coarse(double) - gradient) / np.linalg.norm(gradient)
-    return Reference(gradient, how, float(distance))
+    exact = fine(double)
+    distance = np.linalg.norm(coarse(double) - exact) / np.linalg.norm(exact)
+    return Reference(exact, how, float(distance))
 
 
 def reference(

@@ -12,24 +12,17 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .curves import points
 from .detest import table
-from .verdict import Verdict, verdict_table, verdicts
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .limits import f_unit
+from .panels import draw
+from .verdict import Verdict, limit_verdict, verdict_table, verdicts
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 PAGE, PICTURE, README = Path("docs/benchmarks.md"), Path("docs/images/benchmarks.png"), Path("README.md")
 MARKS = "<!-- bench -->", "<!-- /bench -->"
-COLOURS = {
-    "seminode": "#c2185b",
-    "torchdiffeq": "#5c6bc0",
-    "torchode": "#26a69a",
-    "torchcde": "#8d6e63",
-    "diffrax": "#b26a00",
-}
 
 Result = Mapping[str, Any]
 
@@ -61,6 +54,41 @@ HEADER = ("contender", "minimum", "median", "forward", "backward", "gradient err
 
 def race_table(result: Result) -> str:
     return table(HEADER, [race_row(row) for row in ordered(result)])
+
+
+def problem_unit(result: Result) -> float | None:
+    """Seconds of one unit of F: an evaluation and its VJP as compiled programs, the fastest that was measured."""
+    units = [f_unit(row["costs"]) for row in result["rows"] if row["library"] == "seminode" and row.get("costs")]
+    return min(units, default=None)
+
+
+def curve_row(row: Mapping[str, Any], factors: Sequence[float], unit: float | None) -> list[str]:
+    found = {each.factor: each for each in points(row)}
+    cells = [row["name"]]
+    for factor in factors:
+        at = found.get(factor)
+        cells.append("–" if at is None else f"{seconds(at.minimum)}, {at.error:.1e}")
+    timed = "minimum" in row
+    cells.append("–" if unit is None or not timed else f"{row['minimum'] / unit:.0f}")
+    return [*cells, f"{row['minimum'] / row['limit']:.2f}" if timed and "limit" in row else "–"]
+
+
+def curve_table(result: Result) -> str:
+    """Time and error of every setting at every tolerance; at the nominal one in units of F and of the limit, too."""
+    factors = sorted({each["factor"] for row in result["rows"] for each in row.get("curve", ())}, reverse=True)
+    if not factors:
+        return "These results have no curves."
+    unit = problem_unit(result)
+    header = ("contender", *(f"tolerance × {factor:g}" for factor in factors), "units of F", "times the limit")
+    return table(header, [curve_row(row, factors, unit) for row in ordered(result)])
+
+
+def limit_line(result: Result) -> str:
+    """How far seminode's fastest compiled setting is from its evaluations and VJPs alone."""
+    found = limit_verdict(result)
+    if found is None:
+        return "Times the limit: not measured."
+    return f"Times the limit: {found.times:.2f} ({found.setting}; target at most {found.bar:g}: {found.says})."
 
 
 def versions(results: Sequence[Result]) -> str:
@@ -113,7 +141,10 @@ def section(result: Result) -> str:
         f"rtol {result['rtol']:g}, atol {result['atol']:g}, {result['parameters']:,} parameters. "
         f"Reference: {good['how']}; a coarser reference agrees with it to {good['good_to']:.0e}."
     )
-    return f"### {result['title']}\n\n{textwrap.fill(about, 120)}\n\n{race_table(result)}\n\n{verdict_table(result)}"
+    parts = [f"### {result['title']}", textwrap.fill(about, 120), race_table(result)]
+    if any("curve" in row for row in result["rows"]):
+        parts += [curve_table(result), limit_line(result)]
+    return "\n\n".join([*parts, verdict_table(result)])
 
 
 def scaling_section(found: Result) -> str:
@@ -156,9 +187,9 @@ def race_text(results: Sequence[Result]) -> str:
         return "No results yet."
     image = "![Seconds of all contenders on every problem](images/benchmarks.png)"
     about = (
-        "Speed-up over each library: its time divided by the time of the fastest seminode setting whose gradient is at "
-        "least as accurate. Values below 1 mean that seminode is slower. The target is in parentheses. In the last "
-        "three columns seminode runs without compilation."
+        "Speed-up over each library at equal gradient error, or with a smaller error of seminode's gradient. Values "
+        "below 1 mean that seminode is slower. The target is in parentheses. In the last three columns seminode runs "
+        "without compilation."
     )
     summary = ["## Summary", textwrap.fill(about, 120), summary_table(results)]
     parts = [circumstances(results), image, *summary, "## All settings"]
@@ -173,11 +204,11 @@ SHORT = {
 }
 
 
-def quotient(verdict: Verdict) -> str:
+def quotient(verdict: Verdict | None) -> str:
     """Both times in one unit and their ratio, such as `30.2 ms / 2.9 ms = 10.41×`."""
-    if verdict.peer is None or verdict.ratio is None:
+    if verdict is None or verdict.peer is None or verdict.ratio is None:
         return "–"
-    scale, unit = (1.0, "s") if verdict.peer["minimum"] >= 1.0 else (1e3, "ms")
+    scale, unit = (1.0, "s") if verdict.peer.seconds >= 1.0 else (1e3, "ms")
     theirs, ours = verdict.times(scale)
     return f"{theirs} {unit} / {ours} {unit} = {verdict.ratio:.2f}×"
 
@@ -187,7 +218,7 @@ def short_text(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         found = {each.against: each for each in verdicts(result)}
-        rows.append([f"`{result['problem']}`", *(quotient(found[against]) for against in SHORT)])
+        rows.append([f"`{result['problem']}`", *(quotient(found.get(against)) for against in SHORT)])
     about = (
         "Time of one forward and backward pass on one thread: the other library's time, divided by that of the fastest "
         "seminode setting whose gradient is at least as accurate. Above 1, seminode is faster. A more accurate "
@@ -204,61 +235,6 @@ def placed(page: str, new: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     before, rest = page.split(begin)
     after = rest.split(end)[1]
     return f"{before}{begin}\n\n{new}\n\n{end}{after}"
-
-
-def panel(axes: Axes, result: Result) -> None:
-    """One dot per setting at its minimum, the fastest at the top; a line to its median; its gradient error."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    rows = [row for row in ordered(result) if "minimum" in row and "error" in row]
-    for place, row in enumerate(rows):
-        colour = COLOURS.get(row["library"], "black")
-        axes.plot([row["minimum"], row["median"]], [place, place], color=colour, linewidth=1.5, alpha=0.5)
-        axes.plot(row["minimum"], place, "o" if row["compiled"] else "s", color=colour, markersize=5)
-        axes.annotate(
-            f"{row['error']:.0e}",
-            (1.0, place),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=6,
-            color="0.35",
-        )
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=6)
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(COLOURS.get(row["library"], "black"))
-        label.set_fontweight("bold" if row["library"] == "seminode" else "normal")
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(axis="x", which="both", linewidth=0.3, color="0.85")
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel("seconds, forward and backward", fontsize=7)
-    axes.set_title(result["problem"], fontsize=9, fontweight="bold", loc="left")
-    axes.set_title("gradient error", fontsize=6, color="0.35", loc="right")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def draw(results: Sequence[Result], out: Path) -> None:
-    from matplotlib.figure import Figure
-
-    columns = 2 if len(results) > 1 else 1
-    count = -(-len(results) // columns)
-    most = max(len(result["rows"]) for result in results)
-    figure = Figure(figsize=(6.4 * columns, (0.6 + 0.135 * most) * count), layout="constrained")
-    grid = figure.subplots(count, columns, squeeze=False).flatten()
-    for axes, result in zip(grid, results, strict=False):
-        panel(axes, result)
-    for axes in grid[len(results) :]:
-        axes.set_visible(False)
-    figure.supxlabel("circle: compiled, square: not compiled; the line goes from the minimum to the median", fontsize=7)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
 
 
 def load(folder: Path) -> list[Result]:

@@ -34,7 +34,8 @@ Solve = Callable[[nn.Module, Any, Tensor], Any]
 class Task:
     """The loss `through(start(), solve)`, a function of `modules.parameters()` and of the leaves of the initial value.
 
-    `data` holds the other tensors that define the task, for implementations in other libraries.
+    `data` holds the other tensors that define the task, for implementations in other libraries. With
+    `differentiate=False` the task is inference: `through` returns outputs instead of a loss, without a gradient.
     """
 
     modules: nn.ModuleList
@@ -44,6 +45,7 @@ class Task:
     atol: float
     jumps: Tensor | None = None
     data: Mapping[str, Tensor] = field(default_factory=dict)
+    differentiate: bool = True
 
     def leaves(self) -> tuple[Any, list[Tensor]]:
         """An initial value and its tensors, which require gradients even if the initial value is constant."""
@@ -51,6 +53,17 @@ class Task:
         tensors = [y0] if isinstance(y0, Tensor) else list(y0)
         tensors = [x if x.requires_grad else x.detach().requires_grad_() for x in tensors]
         return (tensors[0] if isinstance(y0, Tensor) else tuple(tensors)), tensors
+
+
+def gradient(task: Task, solve: Solve) -> Tensor:
+    """What the race compares: the flat gradient of the loss, or the flat outputs of a task without one."""
+    if not task.differentiate:
+        with torch.no_grad():
+            return task.through(task.start(), solve).flatten()
+    y0, leaves = task.leaves()
+    inputs = [*task.modules.parameters(), *leaves]
+    grads = torch.autograd.grad(task.through(y0, solve), inputs, allow_unused=True, materialize_grads=True)
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def arrays(task: Task) -> dict[str, np.ndarray]:

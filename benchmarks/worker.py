@@ -3,8 +3,10 @@
     python -m benchmarks.worker --problem small --contender "torchdiffeq: direct" --data FOLDER [--threads 1]
 
 `benchmarks.race` starts it. It answers with lines of JSON: after the warm-up, the time of the first pass, including
-compilation; to "go", the seconds of one forward and backward pass; to "gradient PATH", that the gradient is saved
-there; to "stop", its peak memory. The output of libraries goes to stderr.
+compilation; to "warm FACTOR", the time after a warm-up with the tolerances times the factor; to "go FACTOR", the
+seconds of one pass; to "gradient FACTOR PATH", that the gradient is saved there, with counts and the peak memory; to
+"field", the costs of evaluations; to "stop", that it ends. A pass that fails is "refused" with the reason, and the
+process goes on. The output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ def build(problem: str, contender_name: str, data: Path, threads: int, quick: bo
     if contender.library == "diffrax":
         from .jax_runners import JaxRunner
 
-        tolerances = json.loads((data / "tolerances.json").read_text())
-        return JaxRunner(problem, arrays, tolerances["rtol"], tolerances["atol"], contender)
+        about = json.loads((data / "about.json").read_text())
+        return JaxRunner(problem, arrays, about["rtol"], about["atol"], contender, about["differentiate"])
 
     import torch
 
@@ -59,31 +61,57 @@ def build(problem: str, contender_name: str, data: Path, threads: int, quick: bo
     return TorchRunner(load(task_of(problem, quick), arrays), contender)
 
 
-def warmed_up(runner: Any) -> dict[str, Any]:
-    """The first pass compiles. The second pass may compile, too, if the compiler only then detects dynamic inputs."""
-    first = runner.run()["seconds"]
-    again = [runner.run() for _ in range(2 if first < 5.0 else 1)]
-    return {"first": first, "warm": again[-1]["seconds"], "round": again[-1]}
-
-
 def lead_ins(seconds: float) -> int:
     """Number of untimed passes before a timed one, to fill the caches, which other processes have used."""
     return min(3, int(0.1 / max(seconds, 1e-9)))
 
 
-def answer(runner: Any, line: str, untimed: int = 0) -> dict[str, Any]:
-    command, _, argument = line.strip().partition(" ")
-    if command == "go":
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Session:
+    """Answers the lines that the race sends."""
+
+    def __init__(self, runner: Any):
+        self.runner = runner
+        self.seconds: dict[float, float] = {}
+
+    def warmed_up(self, factor: float) -> dict[str, Any]:
+        """The first pass compiles. The second may compile, too, if the compiler only then detects dynamic inputs."""
+        first = self.runner.run(factor)["seconds"]
+        again = [self.runner.run(factor) for _ in range(2 if first < 5.0 else 1)]
+        self.seconds[factor] = again[-1]["seconds"]
+        return {"first": first, "warm": again[-1]["seconds"], "round": again[-1]}
+
+    def timed(self, factor: float) -> dict[str, Any]:
         gc.collect()
-        for _ in range(untimed):
-            runner.run()
-        return runner.run()
-    if command == "gradient":
+        for _ in range(lead_ins(self.seconds.get(factor, 1.0))):
+            self.runner.run(factor)
+        return self.runner.run(factor)
+
+    def saved(self, factor: float, path: str) -> dict[str, Any]:
         import numpy as np
 
-        np.save(argument, runner.gradient())
-        return {"saved": argument, "counts": runner.counts(), "versions": runner.versions()}
-    return {"stopped": True, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        runner = self.runner
+        np.save(path, runner.gradient(factor))
+        found = {"saved": path, "counts": runner.counts(factor), "needed": runner.needed(factor)}
+        return {**found, "versions": runner.versions(), "peak_mb": peak_mb()}
+
+    def answer(self, line: str) -> dict[str, Any]:
+        command, _, argument = line.strip().partition(" ")
+        if command == "stop":
+            return {"stopped": True}
+        try:
+            if command == "field":
+                return {"costs": self.runner.field_costs()}
+            factor, _, path = argument.partition(" ")
+            if command == "gradient":
+                return self.saved(float(factor), path)
+            return {"warm": self.warmed_up, "go": self.timed}[command](float(factor))
+        except Exception as error:
+            traceback.print_exc()
+            return {"refused": reason(error)}
 
 
 def reason(error: BaseException) -> str:
@@ -100,10 +128,10 @@ def serve(options: argparse.Namespace, out: TextIO) -> None:
         begin = time.perf_counter()
         runner = build(options.problem, options.contender, options.data, options.threads, options.quick)
         built = time.perf_counter() - begin
-        warm = warmed_up(runner)
-        say({"ready": True, "built": built, **warm})
+        session = Session(runner)
+        say({"ready": True, "built": built, **session.warmed_up(1.0)})
         for line in sys.stdin:
-            reply = answer(runner, line, lead_ins(warm["warm"]))
+            reply = session.answer(line)
             say(reply)
             if "stopped" in reply:
                 return

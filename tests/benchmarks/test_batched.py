@@ -19,6 +19,14 @@ def test_contenders_agree() -> None:
 
 def test_report_names_ratios() -> None:
     pytest.importorskip("torchode")
-    assert "ratio" in batched.loop(1, 3, 3, compiled=False)
+    assert "speed-up" in batched.loop(1, 3, 3, compiled=False)
     assert "ratio to torchode" in batched.oscillators(1, 4, 0.05, compiled=False)
     assert "state of    2 entries" in batched.drop(1, (2,))
+
+
+def test_the_loop_has_a_target() -> None:
+    steps = {"torchode": {"micros": 30.0, "steps": 9}, "seminode": {"micros": 15.0, "steps": 8}}
+    slower = {**steps, "seminode": {"micros": 20.0, "steps": 8}}
+    eager, compiled = batched.loop_text({"eager": steps, "compiled": slower}).splitlines()
+    assert eager.endswith("speed-up 2.00 (target 2: met)")
+    assert compiled.endswith("speed-up 1.50 (target 2: missed)")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,11 +19,9 @@ from project import ROOT
 
 import seminode as sn
 from benchmarks import adjoints, anatomy, overhead, report, scaling, ways, work_precision
-from benchmarks import race as racing
 from benchmarks.adjoints import Ours, Torchdiffeq, backsolve, compare, measure, reference_gradient
-from benchmarks.contenders import Contender, contenders, named
+from benchmarks.contenders import contenders
 from benchmarks.problems import GradientProblem, cde_problem, exact_linear_outputs, flow_problem, linear_problem
-from benchmarks.processes import Worker, WorkerFailed, worker_command
 from benchmarks.references import reference
 from benchmarks.suite import ENTRIES, numbers, task_of
 from benchmarks.tasks import arrays, digest, load
@@ -135,138 +132,6 @@ def test_the_picture_has_a_point_for_every_method_and_tolerance(tmp_path: Path) 
     assert 10_000 < out.stat().st_size < 300_000
 
 
-# The race of libraries.
-
-# A worker that says what it is told to: its gradient is a constant vector.
-FAKE = """
-import json, sys, time
-import numpy as np
-say = lambda **what: print(json.dumps(what), flush=True)
-kind, seconds, size = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-if kind == "dies":
-    sys.exit("no such library")
-say(ready=True, first=1.0, warm=seconds)
-for line in sys.stdin:
-    command, _, path = line.strip().partition(" ")
-    if kind == "hangs":
-        time.sleep(60)
-    if kind == "fails":
-        say(failed="ValueError: it cannot")
-    if command == "go":
-        say(seconds=seconds, forward=0.25 * seconds, backward=0.75 * seconds, loss=1.0)
-    elif command == "gradient":
-        np.save(path, np.ones(size))
-        say(saved=path, counts={}, versions={"fake": "1.0"})
-    else:
-        say(stopped=True, peak_mb=10.0)
-        break
-"""
-
-
-def fake(tmp_path: Path, kind: str, size: int = 3, limit: float = 60.0, memory: float = 8.0) -> Worker:
-    script = tmp_path / "fake.py"
-    script.write_text(FAKE)
-    return Worker([sys.executable, str(script), kind, "0.1", str(size)], tmp_path / f"{kind}.log", limit, memory)
-
-
-def test_a_worker_answers_line_by_line(tmp_path: Path) -> None:
-    worker = fake(tmp_path, "good")
-    assert worker.answer()["warm"] == 0.1
-    assert worker.ask("go")["backward"] == pytest.approx(0.075)
-    saved = worker.ask(f"gradient {tmp_path / 'g.npy'}")["saved"]
-    np.testing.assert_array_equal(np.load(saved), np.ones(3))
-    assert worker.ask("stop")["peak_mb"] == 10.0
-    worker.end()
-    assert worker.process.returncode is not None
-
-
-@pytest.mark.parametrize(
-    ("kind", "limits", "why"),
-    [
-        ("fails", {}, "ValueError: it cannot"),
-        ("hangs", {"limit": 2.0}, "no answer within 2 s"),
-        ("good", {"memory": 0.001}, "more than 0.001 GB"),
-    ],
-)
-def test_a_worker_that_cannot_is_ended_with_the_reason(
-    tmp_path: Path, kind: str, limits: dict[str, float], why: str
-) -> None:
-    worker = fake(tmp_path, kind, limit=limits.get("limit", 60.0), memory=limits.get("memory", 8.0))
-
-    def first_round() -> None:
-        worker.answer()
-        worker.ask("go")
-
-    with pytest.raises(WorkerFailed, match=why):
-        first_round()
-    assert worker.process.returncode is not None
-
-
-def test_the_last_words_of_a_worker_are_kept(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailed, match="exit 1: no such library"):
-        fake(tmp_path, "dies").answer()
-
-
-def test_rounds_fit_the_budget_and_are_spread_evenly() -> None:
-    assert racing.planned_rounds(0.01, most=40, budget=10.0) == 40
-    assert racing.planned_rounds(1.0, most=40, budget=10.0) == 10
-    assert racing.planned_rounds(4.0, most=40, budget=10.0) == 3
-    assert racing.planned_rounds(10.0, most=40, budget=10.0) == 2
-    assert racing.planned_rounds(20.0, most=40, budget=10.0) == 1
-    assert racing.planned_rounds(100.0, most=40, budget=10.0) == 1
-    assert racing.planned_rounds(0.01, most=1, budget=10.0) == 1
-
-
-def test_heats_hold_all_and_no_more_than_fit() -> None:
-    lanes = [racing.Lane(each) for each in contenders("cde")]
-    found = racing.heats(lanes, 5)
-    assert max(map(len, found)) <= 5
-    assert {id(lane) for heat in found for lane in heat} == {id(lane) for lane in lanes}
-    assert all(len({lane.contender.library for lane in heat}) > 1 for heat in found)
-    for planned in (1, 3, 10):
-        taken = [round_ for round_ in range(10) if racing.takes_part(round_, planned, 10)]
-        assert len(taken) == planned
-        assert max(np.diff(taken), default=0) <= -(-10 // planned)
-
-
-def test_a_race_goes_on_without_those_who_fail(tmp_path: Path) -> None:
-    who = [Contender("fake", kind) for kind in ("good", "dies", "fails")]
-    size = len(reference("small", *numbers("small", quick=True), quick=True, folder=tmp_path).gradient)
-
-    def start(contender: Contender, data: Path) -> Worker:
-        assert (data / "arrays.npz").exists()
-        return fake(tmp_path, contender.setting, size=size)
-
-    found = racing.race("small", who, start, quick=True, rounds=4, folder=tmp_path, say=lambda line: None)
-    rows = {row["setting"]: row for row in json.loads(json.dumps(found))["rows"]}
-    assert len(rows["good"]["rounds"]) == 4
-    assert rows["good"]["minimum"] == rows["good"]["median"] == 0.1
-    assert rows["good"]["error"] > 0.0
-    assert rows["dies"]["failed"].endswith("no such library")
-    assert rows["fails"]["failed"] == "ValueError: it cannot"
-    table = report.race_table(found)
-    assert table.splitlines()[2].split("|")[1].strip() == "fake: good"
-    assert "no such library" in table
-
-
-@pytest.mark.slow
-def test_real_workers_race(tmp_path: Path) -> None:
-    who = [named("small", name) for name in ("seminode: Replay", "torchdiffeq: direct")]
-
-    def start(contender: Contender, data: Path) -> Worker:
-        command = worker_command("small", contender.name, data, threads=1, quick=True)
-        return Worker(command, tmp_path / "log", environment={"PYTHONPATH": ":".join(sys.path)})
-
-    found = racing.race("small", who, start, quick=True, rounds=2, folder=tmp_path, say=lambda line: None)
-    for row in found["rows"]:
-        assert "failed" not in row, row["failed"]
-        assert row["error"] < 1e-3
-        assert row["minimum"] > 0.0
-        assert row["peak_mb"] > 10.0
-        assert "torch" in row["versions"]
-    assert next(each for each in verdicts(found) if each.against == "torchdiffeq's best").peer
-
-
 # The tasks and their references.
 
 
@@ -274,8 +139,9 @@ def test_real_workers_race(tmp_path: Path) -> None:
 def test_settings_have_names_of_their_own(name: str) -> None:
     names = [contender.name for contender in contenders(name)]
     assert len(set(names)) == len(names)
-    assert {"seminode: Direct", "torchdiffeq: adjoint"} <= set(names)
-    assert any(each.startswith("diffrax: ") for each in names)
+    differentiated = not name.startswith(("sampling", "reversible")) and not name.endswith("forward")
+    assert ({"seminode: Direct", "torchdiffeq: adjoint"} <= set(names)) == differentiated
+    assert {"seminode", "diffrax"} <= {each.split(":")[0] for each in names}
     assert any(each.startswith("torchcde: ") for each in names) == name.startswith("cde")
 
 
@@ -334,7 +200,7 @@ def test_only_settings_as_accurate_are_compared() -> None:
     found = {each.against: each for each in verdicts(result())}
     adjoint = found["torchdiffeq's adjoint"]
     assert adjoint.ours is not None
-    assert adjoint.ours["name"] == "seminode: Direct, compiled"  # not the one that is fast and bad
+    assert adjoint.ours.name == "seminode: Direct, compiled"  # not the one that is fast and bad
     assert adjoint.ratio == pytest.approx(20.0)
     assert adjoint.says == "met"
     assert found["torchdiffeq's best"].ratio == pytest.approx(6.0)  # 4 % worse is as good

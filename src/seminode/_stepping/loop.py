@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
 from .._field.pytree import Layout, is_finite
@@ -52,15 +53,18 @@ def integrate(
     error: ErrorNorm | None = None,
     max_steps: float = math.inf,
     check: bool = True,
+    together: bool = False,
     search: Search | None = None,
 ) -> tuple[Tensor, Memory]:
     """Step from y to the end of the schedule; observers see every step. Returns the last state and memory.
 
     `error=None` accepts every step; `check` then tests each one for NaN and infinity, which the error norm does
-    otherwise. `max_steps` limits the attempts that the engine's counter has seen, over several calls if it is the same.
-    `search` discards steps that cross an event, and ends the loop before a step that lands on one.
+    otherwise, and with `together` tests may come later than the steps (see `StateChecks`). `max_steps` limits the
+    attempts that the engine's counter has seen, over several calls if it is the same. `search` discards steps
+    that cross an event, and ends the loop before a step that lands on one.
     """
     ratio, last = math.nan, None
+    checks = StateChecks(engine, together and not on_host(y))
     while (plan := schedule.next()) is not None:
         if engine.counter.attempts >= max_steps:
             _too_many_steps(engine, plan, y, max_steps, error)
@@ -71,7 +75,7 @@ def integrate(
         if error is not None:
             ratio = step.ratio(error)
         elif check or step.failure is not None:
-            _check_step(engine, step)
+            checks.add(step)
         intercepted = search is not None and search.intercepts(step, ratio)
         if intercepted and search is not None and search.landing is not None:
             break
@@ -84,7 +88,59 @@ def integrate(
                 observer.rejected(step, ratio)
             memory, last = step.retry_memory(), step
         del step  # its slopes must not stay alive while those of the next one are computed
+    checks.close()
     return y, memory
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether reading a value does not wait for a device."""
+    return x.device.type == "cpu"
+
+
+class PendingTests:
+    """Tests of steps on a device, read by the host all at once. Reading each of them would wait for the device."""
+
+    MANY = 1000
+
+    def __init__(self) -> None:
+        self._tests: list[tuple[Plan, Tensor]] = []
+
+    def add(self, plan: Plan, passed: Tensor) -> Plan | None:
+        """Keep a test, a 0-d tensor of bools. Every `MANY` tests, return the first step that has failed."""
+        self._tests.append((plan, passed))
+        return self.failed() if len(self._tests) == self.MANY else None
+
+    def failed(self) -> Plan | None:
+        """The first step that has failed, of those since the last call."""
+        if not self._tests:
+            return None
+        plans, passed = zip(*self._tests, strict=True)
+        self._tests = []
+        return next((plan for plan, good in zip(plans, torch.stack(passed).tolist(), strict=True) if not good), None)
+
+
+class StateChecks:
+    """Refuses steps whose new states are not finite: at once, or all together if reading has to wait for a device."""
+
+    def __init__(self, engine: Engine, together: bool):
+        self._engine, self._together = engine, together
+        self._pending = PendingTests()
+
+    def add(self, step: Step) -> None:
+        refuse_failure(self._engine, step)
+        if self._together:
+            self._refuse(self._pending.add(step.plan, torch.isfinite(step.y1.detach()).all()))
+        elif not step.is_finite():
+            _not_finite(step.plan, self._engine.layout.non_finite_leaf(step.y1.detach()))
+
+    def close(self) -> None:
+        """Read the tests that are left."""
+        self._refuse(self._pending.failed())
+
+    @staticmethod
+    def _refuse(plan: Plan | None) -> None:
+        if plan is not None:
+            _not_finite(plan, None)
 
 
 def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
@@ -120,18 +176,15 @@ def refuse_failure(engine: Engine, step: Step) -> None:
         )
 
 
-def _check_step(engine: Engine, step: Step) -> None:
-    refuse_failure(engine, step)
-    plan = step.plan
-    if not step.is_finite():
-        leaf = engine.layout.non_finite_leaf(step.y1.detach())
-        raise NonFiniteState(
-            f"the state became NaN or infinite at t = {plan.t1:g} (leaf {leaf}, dt = {plan.dt:g}). "
-            "Try smaller steps, or an adaptive solver.",
-            t=plan.t1,
-            dt=plan.dt,
-            leaf=leaf,
-        )
+def _not_finite(plan: Plan, leaf: str | None) -> NoReturn:
+    where = "" if leaf is None else f"leaf {leaf}, "
+    raise NonFiniteState(
+        f"the state became NaN or infinite at t = {plan.t1:g} ({where}dt = {plan.dt:g}). "
+        "Try smaller steps, or an adaptive solver.",
+        t=plan.t1,
+        dt=plan.dt,
+        leaf=leaf,
+    )
 
 
 def _failure_of(engine: Engine) -> type[StepFailure]:

@@ -312,6 +312,8 @@ class ForwardPass:
             error=error,
             max_steps=problem.max_steps,
             check=check and problem.controller.check,
+            # Without an exception, the outputs must end at the step that failed.
+            together=problem.throw,
             search=self.search,
         )
         if check and not problem.ranks.every(all(map(is_finite, (end, *solver.carried(memory))))):

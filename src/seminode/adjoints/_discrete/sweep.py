@@ -20,7 +20,7 @@ from ..._field.field import Field
 from ..._field.pytree import is_finite
 from ..._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog
 from ..._stepping.lane_outputs import LaneOutputs
-from ..._stepping.loop import integrate
+from ..._stepping.loop import PendingTests, integrate, on_host
 from ..._stepping.observers import Counter, Observer, State
 from ..._stepping.problem import Problem
 from ..._stepping.schedule import Plan, RecordedSchedule
@@ -89,6 +89,7 @@ class Sweep:
         self.differentiated = 0  # evaluations with a VJP; others are made only to recover states
         self.capture = forward.capture
         self._checked = False  # whether the field was compared with the samples
+        self._pending = PendingTests()  # of the gradients of states
         self._expected: State | None = None  # what the step must arrive at, unless it is the last one
 
     def run(self) -> Gradients:
@@ -104,6 +105,7 @@ class Sweep:
             if adj is not None or self._holds_cotangent(j):
                 adj = self._step(j, adj)
         self._same.finish(self.problem.times[0])
+        self._refuse(self._pending.failed())
         self.states.finish(self)
         if self.capture is not None:
             self.sums.absorb(Sums.of(self.by_target(self.compiled)))
@@ -326,13 +328,20 @@ class Sweep:
         return Accounting(self.targets, [x for x in self.request.inputs.params if not x.is_leaf])
 
     def check_gradient(self, grad_y: Tensor, plan: Plan) -> None:
-        if self.problem.throw and not is_finite(grad_y):
+        if not self.problem.throw:
+            return
+        if not on_host(grad_y):
+            self._unchecked = True
+            self._refuse(self._pending.add(plan, torch.isfinite(grad_y).all()))
+        elif not is_finite(grad_y):
             of_state = grad_y.shape == self.y0.shape  # else of something else that the solver carries
             self._fail("the state", plan, self.problem.field.layout.non_finite_leaf(grad_y) if of_state else None)
 
     def check_finite(self, finite: Tensor, grad_y: Tensor, plan: Plan) -> None:
         """Look at the number that a program hands out, and only if it is not finite at the gradients themselves."""
-        if self.problem.throw and not math.isfinite(finite.item()):
+        if not on_host(grad_y):
+            self.check_gradient(grad_y, plan)
+        elif self.problem.throw and not math.isfinite(finite.item()):
             self.check_gradient(grad_y, plan)
             self._unchecked = True
 
@@ -368,6 +377,10 @@ class Sweep:
         """Gradients of a program in the order of the targets; none for a target that the field does not use."""
         by_source = dict(zip(self._sources, grads, strict=True))
         return [by_source.get(key) for key in self._keys]
+
+    def _refuse(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self._fail("the state", plan, None)
 
     def _fail(self, what: str, plan: Plan, leaf: str | None) -> NoReturn:
         raise NonFiniteState(
