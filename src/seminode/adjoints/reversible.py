@@ -127,7 +127,7 @@ class UndoneStates(States):
         sweep.compiled = list(results[5:])
         sweep.log.add_nodes(plan, program.nodes.evaluated)
         sweep.differentiated += len(program.nodes.evaluated)
-        sweep.check_finite(finite, grads[0], plan)
+        sweep.finite.check_number(finite, grads[0], plan)
         self._state, self._at = (y, z), j
         return StepGradients(grads, [], [None] * sum(sweep.needs[2:]))
 

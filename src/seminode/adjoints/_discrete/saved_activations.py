@@ -132,7 +132,7 @@ class CompiledSteps(KeptSteps):
         given = [sweep.zero if x is None else x for x in cotangents]
         both = programs.kept + programs.at.kept
         grad_y, finite, *sweep.compiled = programs.vjp(sweep.plans[j], kept[:both], given, sweep.compiled)
-        sweep.check_finite(finite, grad_y, sweep.plans[j])
+        sweep.finite.check_number(finite, grad_y, sweep.plans[j])
         return grad_y
 
     def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class RecordedSteps(KeptSteps):
         grad_y, *grads = step.vjp(end, slopes, self._needed(sweep))
         sweep.sums.add(grads)
         grad_y = sweep.zero if grad_y is None else grad_y
-        sweep.check_gradient(grad_y, sweep.plans[j])
+        sweep.finite.check(grad_y, sweep.plans[j])
         return grad_y
 
     def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,21 +16,20 @@ from ..._compile.programs import no_sums, vjp_program
 from ..._field.accounting import Accounting
 from ..._field.determinism import SameAnswers
 from ..._field.field import Field
-from ..._field.pytree import is_finite
 from ..._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog
 from ..._stepping.lane_outputs import LaneOutputs
-from ..._stepping.loop import PendingTests, integrate, on_host
+from ..._stepping.loop import integrate
 from ..._stepping.observers import Counter, Observer, State
 from ..._stepping.problem import Problem
 from ..._stepping.schedule import Plan, RecordedSchedule
 from ..._stepping.scipy_steps import refuse_gradient
 from ..._stepping.step import Step
-from ...errors import NonFiniteState
 from ...grids import Grid
 from ...solution import Record
 from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, agreed_sizes, check_cotangents, check_samples
 from .._sums import Sums
+from .finite import FiniteGradients
 from .frozen import frozen_solve, repeatability
 from .lane_vjp import LaneStepShifts, LaneTimeGradient
 from .states import States, StatesBefore
@@ -89,7 +87,7 @@ class Sweep:
         self.differentiated = 0  # evaluations with a VJP; others are made only to recover states
         self.capture = forward.capture
         self._checked = False  # whether the field was compared with the samples
-        self._pending = PendingTests()  # of the gradients of states
+        self.finite = FiniteGradients(self.problem, self.counter)
         self._expected: State | None = None  # what the step must arrive at, unless it is the last one
 
     def run(self) -> Gradients:
@@ -105,14 +103,15 @@ class Sweep:
             if adj is not None or self._holds_cotangent(j):
                 adj = self._step(j, adj)
         self._same.finish(self.problem.times[0])
-        self._refuse(self._pending.failed())
+        self.finite.close()
         self.states.finish(self)
         if self.capture is not None:
             self.sums.absorb(Sums.of(self.by_target(self.compiled)))
         total = None if adj is None else self._of_start(adj)
         direct = self._direct(total is None, grad_ys, grad_coefficients)
         total = direct if total is None else total if direct is None else total + direct
-        self._check_sums()
+        if self.plans:
+            self.finite.check_sums(self.sums.values, self.plans[0])
         self._report()
         times = None if self.time is None else self.time.total
         return self.request.inputs.gradients(self.request, total, times, self.sums.values)
@@ -125,7 +124,6 @@ class Sweep:
         return total
 
     def _prepare(self, grad_ys: Tensor | None, grad_coefficients: Tensor | None) -> None:
-        self._unchecked = False  # whether there are sums that were not looked at for NaN and infinity
         if self.capture is not None:
             self._keys, self._wanted = self.choose()
             self._rest = self.capture.rest
@@ -260,13 +258,13 @@ class Sweep:
             grads = self._step_eagerly(j, adj, adj_outputs, adj_dense)
         self.counter.n_accepted += 1
         self.taken.append(plan)
-        self._unchecked = True
+        self.finite.sums_unseen = True
         self.sums.add(grads.targets)
         if self.time is not None:
             self.time.add(plan, self._outputs_at(j), *grads.times)
         found = [x for x in grads.before if x is not None]
         for grad in found:
-            self.check_gradient(grad, plan)
+            self.finite.check(grad, plan)
         return tuple(found) or None
 
     def _cotangents_after(self, j: int, adj: State | None, adj_outputs: Tensor | None) -> State | None:
@@ -327,24 +325,6 @@ class Sweep:
     def _accounting(self) -> Accounting:
         return Accounting(self.targets, [x for x in self.request.inputs.params if not x.is_leaf])
 
-    def check_gradient(self, grad_y: Tensor, plan: Plan) -> None:
-        if not self.problem.throw:
-            return
-        if not on_host(grad_y):
-            self._unchecked = True
-            self._refuse(self._pending.add(plan, torch.isfinite(grad_y).all()))
-        elif not is_finite(grad_y):
-            of_state = grad_y.shape == self.y0.shape  # else of something else that the solver carries
-            self._fail("the state", plan, self.problem.field.layout.non_finite_leaf(grad_y) if of_state else None)
-
-    def check_finite(self, finite: Tensor, grad_y: Tensor, plan: Plan) -> None:
-        """Look at the number that a program hands out, and only if it is not finite at the gradients themselves."""
-        if not on_host(grad_y):
-            self.check_gradient(grad_y, plan)
-        elif self.problem.throw and not math.isfinite(finite.item()):
-            self.check_gradient(grad_y, plan)
-            self._unchecked = True
-
     def _step_compiled(self, j: int, adj: State | None, adj_outputs: Tensor | None) -> State:
         """The VJP of step j by one program."""
         assert self.capture is not None
@@ -360,7 +340,7 @@ class Sweep:
         self.finish_compiled(plan, len(program.evaluated))
         self._expected = (y,)
         grad_y = grad_y if start is None else grad_y + start
-        self.check_finite(finite, grad_y, plan)
+        self.finite.check_number(finite, grad_y, plan)
         return (grad_y,)
 
     def finish_compiled(self, plan: Plan, evaluations: int) -> None:
@@ -377,28 +357,6 @@ class Sweep:
         """Gradients of a program in the order of the targets; none for a target that the field does not use."""
         by_source = dict(zip(self._sources, grads, strict=True))
         return [by_source.get(key) for key in self._keys]
-
-    def _refuse(self, plan: Plan | None) -> None:
-        if plan is not None:
-            self._fail("the state", plan, None)
-
-    def _fail(self, what: str, plan: Plan, leaf: str | None) -> NoReturn:
-        raise NonFiniteState(
-            f"the gradient with respect to {what} became NaN or infinite at t = {plan.time:g}"
-            f"{f' (leaf {leaf})' if leaf else ''}. Look for an operation in the field whose derivative is infinite "
-            "there (sqrt, norm or pow at 0), or a gradient that grows beyond the dtype.",
-            t=plan.time,
-            dt=plan.dt if self.problem.lanes is None else None,
-            stats=self.counter.stats(),
-            leaf=leaf,
-            backward=True,
-        )
-
-    def _check_sums(self) -> None:
-        for total in self.sums.values if self.problem.throw and self._unchecked else ():
-            if total is not None and not is_finite(total):
-                what = f"a parameter or argument of shape {tuple(total.shape)}"
-                self._fail(what, self.plans[0], None)
 
     def _report(self) -> None:
         params = self.differentiated if any(self.needs[2:]) else 0
