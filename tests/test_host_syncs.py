@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from seminode._stepping import loop
-from seminode.adjoints._discrete import sweep
+from seminode.adjoints._discrete import finite
 from seminode.extending import Observer
 
 
@@ -53,7 +53,7 @@ def reads_per_step(
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop takes the CPU for a device on which reads have to wait."""
-    for module in (loop, sweep):
+    for module in (loop, finite):
         monkeypatch.setattr(module, "on_host", lambda x: False)
 
 
