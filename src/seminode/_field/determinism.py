@@ -108,13 +108,14 @@ def refuse_lazy(modules: Sequence[nn.Module]) -> None:
 
 def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
     """The buffers of the modules and of all their parts, each once; modules must have their shapes already."""
-    refuse_lazy(modules)
     found: list[Buffer] = []
     seen: set[nn.Module] = set()
     for root in modules:
         for part in root.modules():
             if part not in seen:
                 seen.add(part)
+                if any(map(is_lazy, (*part._parameters.values(), *part._buffers.values()))):
+                    refuse_lazy(modules)
                 items = part._buffers.items()
                 found += [Buffer(root, part, key, x) for key, x in items if x is not None and not x.is_inference()]
     return found
@@ -151,7 +152,7 @@ class Determinism:
 
         Before each evaluation of a backward pass they are put back, so that it computes them again, with a graph.
         """
-        if self._contents is not None:
+        if self._contents is not None and self._contents.changes():
             self._contents.leave_counters(evaluations - self._evaluated)
             self._caches = bool(self._changes())
 
