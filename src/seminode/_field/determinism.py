@@ -114,7 +114,8 @@ def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
         for part in root.modules():
             if part not in seen:
                 seen.add(part)
-                if any(map(is_lazy, (*part._parameters.values(), *part._buffers.values()))):
+                held = (*part._parameters.values(), *part._buffers.values())
+                if any(is_lazy(x) for x in held if x is not None):
                     refuse_lazy(modules)
                 items = part._buffers.items()
                 found += [Buffer(root, part, key, x) for key, x in items if x is not None and not x.is_inference()]
