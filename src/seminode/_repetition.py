@@ -16,21 +16,29 @@ from .adjoints.base import ForwardResult
 from .controllers import FixedStep
 from .solution import Solution
 
+Solved = Callable[[Problem], tuple[ForwardResult, Solution[Any]]]
 
-def repetition(
-    problem: Problem, solved: Callable[[Problem], tuple[ForwardResult, Solution[Any]]], measured: bool
-) -> Rerun | None:
-    """How to solve a problem again; nothing is kept of the graphs that it is a part of.
+
+def repetition(problem: Problem, solved: Solved, measured: bool) -> Callable[[], Rerun | None]:
+    """How to solve a problem again, worked out when it is asked for; nothing is kept of the graphs that it is part of.
 
     `measured`: whether the outputs are states, which the norm of the solve can measure.
     """
+    if not all(x.is_leaf for x in problem.params or ()):
+        return lambda: None
+    tensors = problem.field.arg_tensors
+    field = problem.field.bind([x.detach() for x in tensors]) if tensors else problem.field
+    kept = {**vars(problem), "y0": problem.y0.detach(), "ts": problem.ts.detach(), "field": field}
+    return lambda: _rerun(Problem(**kept), solved, measured)
+
+
+def _rerun(problem: Problem, solved: Solved, measured: bool) -> Rerun | None:
     params, controller, error = problem.params, problem.controller, problem.error
-    if (error is None and not isinstance(controller, FixedStep)) or not all(x.is_leaf for x in params or ()):
+    if error is None and not isinstance(controller, FixedStep):
         return None
     kept: dict[str, Any] = {"dense": False, "record": False, "progress": False, "throw": True, "observers": ()}
     kept["save"] = "last" if problem.save == "steps" else problem.save
-    args = [x.detach() for x in problem.field.arg_tensors]
-    frozen = replace(problem, y0=problem.y0.detach(), ts=problem.ts.detach(), field=problem.field.bind(args), **kept)
+    frozen = replace(problem, **kept)
 
     def run(finer: bool, grad: bool) -> Repeated:
         again = frozen

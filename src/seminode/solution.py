@@ -239,7 +239,7 @@ class Solution(Generic[Y]):
     dense: DenseSolution | None = None
     record: Record | None = None
     events: tuple[Occurrences[Any], ...] = ()
-    rerun: Rerun | None = field(default=None, repr=False, compare=False)
+    rerun: Callable[[], Rerun | None] | None = field(default=None, repr=False, compare=False)
 
     def verify(self, loss: Callable[[Y], Tensor] | None = None) -> Verification:
         """Solve again at a tenth of the tolerances, and report the observed error beside what was asked for.
@@ -262,12 +262,13 @@ class Solution(Generic[Y]):
         """
         if self.status not in (Status.SUCCESS, Status.EVENT):
             raise RuntimeError(f"verify: expected a solve that has succeeded, found status {self.status.value!r}")
-        if self.rerun is None:
+        rerun = None if self.rerun is None else self.rerun()
+        if rerun is None:
             raise RuntimeError(
                 "verify: this solution does not know its problem: it was copied or loaded, or solved inside a "
                 "torch.func transform, on steps that cannot be made finer, or with computed tensors in params="
             )
-        return verification(self.ys, self.rerun, loss)
+        return verification(self.ys, rerun, loss)
 
     def __getstate__(self) -> dict[str, Any]:
         # A field need not be picklable, nor worth to be copied.

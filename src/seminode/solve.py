@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import torch
@@ -27,6 +26,7 @@ from ._repetition import repetition
 from ._stepping.interpolation import DenseSolution
 from ._stepping.observers import Observer
 from ._stepping.problem import Problem, Save
+from ._verification import Rerun
 from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Direct, Replay
 from .adjoints._events import run_with_events
 from .adjoints._lane_events import run_lanes_with_events
@@ -240,12 +240,11 @@ def _solved(
     transformed = transforms_active()
     batch_checks.check_batchable(problem, adjoint, norm, transformed)
 
-    def solved(each: Problem) -> tuple[ForwardResult, Solution[Any]]:
+    def solved(each: Problem, rerun: Callable[[], Rerun | None] | None = None) -> tuple[ForwardResult, Solution[Any]]:
         result = _run(each, adjoint, norm)
-        return result, _solution(each, result, dtype, function)
+        return result, _solution(each, result, dtype, function, rerun)
 
-    rerun = None if transformed else repetition(problem, solved, measured=function is None)
-    return replace(solved(problem)[1], rerun=rerun)
+    return solved(problem, None if transformed else repetition(problem, solved, measured=function is None))[1]
 
 
 def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
@@ -296,7 +295,11 @@ def _check_adjoint(adjoint: Any) -> Adjoint:
 
 
 def _solution(
-    problem: Problem, result: ForwardResult, dtype: torch.dtype, function: Callable[[Tensor, Any], Any] | None
+    problem: Problem,
+    result: ForwardResult,
+    dtype: torch.dtype,
+    function: Callable[[Tensor, Any], Any] | None,
+    rerun: Callable[[], Rerun | None] | None,
 ) -> Solution[Any]:
     layout = problem.field.layout
     flat = result.ys if result.arrange is None else result.arrange(result.ys)
@@ -318,6 +321,7 @@ def _solution(
         dense=dense,
         record=result.record,
         events=() if result.events is None else result.events.occurrences,
+        rerun=rerun,
     )
 
 

@@ -237,7 +237,7 @@ def _tight(batch: OneBatch, plan: PrecisionPlan, looser: bool) -> tuple[Contende
 
 def compared(batch: OneBatch, plan: PrecisionPlan) -> tuple[Reference, list[dict[str, Any]]]:
     """Measure every adjoint with every tolerance, interleaved, from the same random numbers."""
-    snapshot = Snapshot([batch.task.model], [], batch.leaf.device)
+    snapshot = Snapshot(list(batch.task.model.modules()), [], batch.leaf.device)
     try:
         reference, gradient = reference_of(batch, plan, snapshot.restore)
         both = [(name, *level) for level in plan.tolerances for name in plan.adjoints]

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 import seminode as sn
 from seminode._field.capture import chosen
-from seminode._field.reach import Reach, reachable
+from seminode._field.reach import Reach, parts_of, reachable
 
 ADJOINTS = [sn.Direct(), sn.Replay(), sn.Replay(every=3)]
 every_adjoint = pytest.mark.parametrize("adjoint", ADJOINTS, ids=str)
@@ -799,34 +799,46 @@ def test_a_solution_that_goes_takes_everything_with_it(backward, adjoint):
 def test_reachable_finds_each_thing_once():
     net, w = Decay(), scalar()
     both = [net, {"again": net, "w": w}, (w,)]
-    modules, tensors, _ = reachable(lambda t, y: both)
+    modules, parts, tensors, _ = reachable(lambda t, y: both)
     assert modules == [net]
+    assert parts == list(net.modules())
     assert len(tensors) == 1
     assert tensors[0] is w
+
+
+def test_parts_are_in_the_order_of_modules() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.Sequential(nn.Sequential(shared, nn.Tanh()), shared, nn.ModuleDict({"a": nn.Linear(2, 2)}))
+    net.register_module("nothing", None)
+    assert parts_of(net) == list(net.modules())
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    assert parts_of(scripted) == list(scripted.modules())
 
 
 def test_reachable_survives_a_circle():
     first, second = SimpleNamespace(), SimpleNamespace(w=scalar())
     first.other, second.other = second, first
-    _, tensors, _ = reachable(lambda t, y: first)
+    _, _, tensors, _ = reachable(lambda t, y: first)
     assert len(tensors) == 1
 
 
 def test_reachable_gives_up_on_a_heap():
     heap = [object() for _ in range(50_000)]
-    assert reachable(lambda t, y: heap)[:2] == ([], [])
+    assert reachable(lambda t, y: heap)[:3] == ([], [], [])
 
 
 def test_reachable_does_not_touch_builtins_and_modules():
-    assert reachable(torch.sin)[:2] == ([], [])
-    assert reachable(lambda t, y: math.sin(y))[:2] == ([], [])
+    assert reachable(torch.sin)[:3] == ([], [], [])
+    assert reachable(lambda t, y: math.sin(y))[:3] == ([], [], [])
 
 
 def test_leaves_of_a_reach():
     first, second, w = linear(0), linear(1), scalar()
     second.weight = first.weight
     first.bias.requires_grad_(False)
-    found = Reach([nn.Sequential(first, second), first], [w, scalar(requires_grad=False), first.weight], []).leaves()
+    both = nn.Sequential(first, second)
+    tensors = [w, scalar(requires_grad=False), first.weight]
+    found = Reach([both, first], parts_of(both), tensors, []).leaves()
     assert [id(x) for x in found] == [id(first.weight), id(second.bias), id(w)]
 
 

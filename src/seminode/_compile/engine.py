@@ -81,7 +81,7 @@ class CompiledStepper:
         self,
         solver: Solver,
         norm: ErrorNorm | None,
-        like: Tensor,
+        allowed: Sequence[Tensor],
         programs: Programs,
         evaluate: Evaluator,
         eager: Stepper,
@@ -89,7 +89,7 @@ class CompiledStepper:
     ):
         self._solver, self._norm, self._programs = solver, norm, programs
         self._evaluate, self._eager, self._log = evaluate, eager, log
-        self._allowed = tolerances(norm, like)
+        self._allowed = allowed
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
         if plan.failing is not None:
@@ -226,16 +226,16 @@ class SavingStepper:
 
     def __init__(
         self,
-        problem: Problem,
+        solver: Solver,
+        allowed: Sequence[Tensor],
         programs: SavingPrograms,
         evaluate: SavingEvaluator,
         plain: Stepper,
         log: EvaluationLog,
         budget: Budget,
     ):
-        self._solver, self._programs = problem.solver, programs
+        self._solver, self._allowed, self._programs = solver, allowed, programs
         self._evaluate, self._plain, self._log, self._budget = evaluate, plain, log, budget
-        self._allowed = tolerances(problem.error, problem.y0)
         self._exhausted = False
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
@@ -286,7 +286,8 @@ def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationL
     if isinstance(solver, CoupledSolver):
         coupled = CoupledStepper(problem, solver, programs, evaluate, log)
         return Engine(solver, problem.field.layout, log.counter, evaluate, coupled)
-    step = CompiledStepper(solver, problem.error, problem.y0, programs, evaluate, eager_step, log)
+    allowed = tolerances(problem.error, problem.y0)
+    step = CompiledStepper(solver, problem.error, allowed, programs, evaluate, eager_step, log)
     return Engine(solver, problem.field.layout, log.counter, evaluate, step)
 
 
@@ -304,9 +305,10 @@ def saving_engine(
     programs = SavingPrograms(shared, problem, wanted, slopes)
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = SavingEvaluator(programs, eager_evaluate, log)
-    plain = CompiledStepper(solver, problem.error, problem.y0, shared, evaluate, eager_step, log)
-    step = SavingStepper(problem, programs, evaluate, plain, log, budget)
-    return Engine(problem.solver, problem.field.layout, log.counter, evaluate, step)
+    allowed = tolerances(problem.error, problem.y0)
+    plain = CompiledStepper(solver, problem.error, allowed, shared, evaluate, eager_step, log)
+    step = SavingStepper(solver, allowed, programs, evaluate, plain, log, budget)
+    return Engine(solver, problem.field.layout, log.counter, evaluate, step)
 
 
 def reason_against(problem: Problem) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
@@ -57,6 +58,7 @@ class FieldGraph:
         """Once, to plain tensor operations: derivatives that the field takes itself are worked out."""
         if self._lowered is not None or self.reason is not None:
             return
+        inputs = [x.detach() for x in inputs]
         stateful = trial()
         try:
             # In the grad mode of the capture, which derivatives inside the field rely on.
@@ -73,7 +75,7 @@ class FieldGraph:
             self.reason = "the field answers in another shape or dtype than that of the state"
         self._lowered = lowered
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many operations it is made of."""
         graph = getattr(self._lowered, "graph", None)
@@ -228,7 +230,7 @@ class FrontEnd:
             raise NotCompiled("the field has no operations to compile")
         self._graphs.add(graph)
         y.requires_grad_(False)
-        graph.lower([x.detach() for x in inputs], y, trial)
+        graph.lower(inputs, y, trial)
         if graph.reason is not None:
             raise NotCompiled(graph.reason)
         if any(x.is_complex() for x in inputs):

@@ -39,8 +39,8 @@ _COUNTERS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 class Buffer:
     """A buffer of a module: how to notice that an evaluation changed it, and how to put it back."""
 
-    def __init__(self, root: nn.Module, module: nn.Module, key: str, value: Tensor):
-        self._root = root
+    def __init__(self, roots: Sequence[nn.Module], module: nn.Module, key: str, value: Tensor):
+        self._roots = roots
         self._module = module
         self.value = value
         self.version = value._version
@@ -67,8 +67,9 @@ class Buffer:
 
     @property
     def label(self) -> str:
-        path = next(name for name, module in self._root.named_modules() if module is self._module)
-        return ".".join(filter(None, (type(self._root).__name__, path, self._key)))
+        named = ((root, name, part) for root in self._roots for name, part in root.named_modules())
+        root, path = next((root, name) for root, name, part in named if part is self._module)
+        return ".".join(filter(None, (type(root).__name__, path, self._key)))
 
     @property
     def current(self) -> Tensor | None:
@@ -106,19 +107,17 @@ def refuse_lazy(modules: Sequence[nn.Module]) -> None:
                 )
 
 
-def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
-    """The buffers of the modules and of all their parts, each once; modules must have their shapes already."""
+def buffers_of(reach: Reach) -> list[Buffer]:
+    """The buffers of all modules within reach, each once; modules must have their shapes already."""
     found: list[Buffer] = []
-    seen: set[nn.Module] = set()
-    for root in modules:
-        for part in root.modules():
-            if part not in seen:
-                seen.add(part)
-                held = (*part._parameters.values(), *part._buffers.values())
-                if any(is_lazy(x) for x in held if x is not None):
-                    refuse_lazy(modules)
-                items = part._buffers.items()
-                found += [Buffer(root, part, key, x) for key, x in items if x is not None and not x.is_inference()]
+    for part in reach.parts:
+        parameters, buffers = part._parameters, part._buffers
+        if not parameters and not buffers:
+            continue
+        if any(is_lazy(x) for x in (*parameters.values(), *buffers.values()) if x is not None):
+            refuse_lazy(reach.modules)
+        items = buffers.items()
+        found += [Buffer(reach.modules, part, key, x) for key, x in items if x is not None and not x.is_inference()]
     return found
 
 
@@ -130,9 +129,9 @@ class Determinism:
         self._start: list[Tensor] = []
         self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
         self.reach = reach
-        self._buffers = buffers_of(reach.modules)
+        self._buffers = buffers_of(reach)
         self._changed: list[Buffer] = []
-        self._restore: list[Callable[[], None]] = []
+        self._restore: list[Callable[[], object]] = []
         self._constants: list[tuple[Tensor, int]] = []
         self._contents: Contents | None = None  # of all places where the field may keep values
         self._evaluated = 0
@@ -146,27 +145,30 @@ class Determinism:
         """
         changed = {id(buffer.value) for buffer in self._buffers if buffer.changed()}
         self._constants = [(tensor, version) for tensor, version in constants if id(tensor) not in changed]
-        self._contents, self._evaluated = Contents(list(self.reach.all_places())), evaluations
+        self._contents, self._evaluated = self.reach.contents(), evaluations
 
     def finish(self, evaluations: int) -> None:
         """After a forward pass: did its evaluations change what the field keeps? Tensors among it have no graph.
 
         Before each evaluation of a backward pass they are put back, so that it computes them again, with a graph.
         """
-        if self._contents is not None and self._contents.changes():
+        if self._contents is not None and not self._contents.unchanged:
             self._contents.leave_counters(evaluations - self._evaluated)
             self._caches = bool(self._changes())
 
     def _changes(self) -> list[Change]:
         """What has changed of the values that the field keeps, except for buffers that it may change."""
-        if self._contents is None:
+        if self._contents is None or self._contents.unchanged:
             return []
         buffers = {id(buffer.value) for buffer in self._buffers if buffer in self._changed or buffer.counts}
         return [change for change in self._contents.changes() if id(change.then) not in buffers]
 
-    def _put_back(self) -> None:
-        for change in self._changes():
+    def _put_back(self) -> list[Change]:
+        """Put back what has changed, and say what it was."""
+        changes = self._changes()
+        for change in changes:
             change.place.write(change.key, change.then)
+        return changes
 
     @property
     def stateful(self) -> bool:
@@ -276,8 +278,7 @@ class Determinism:
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """With the tensors and training flags of the solve in their places."""
-        changes = self._changes()
-        self._put_back()
+        changes = self._put_back()
         if self._caches:
             self._restore.append(self._put_back)
         try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from types import CellType
 from typing import Any, NamedTuple, Protocol
 
@@ -141,18 +143,37 @@ class Change(NamedTuple):
 
 
 class Contents:
-    """What was in some places at one moment."""
+    """What was in some dicts and other places at one moment."""
 
-    def __init__(self, places: Sequence[Place]):
-        self._copies = [(place, dict(place.read())) for place in places]
+    def __init__(self, dicts: Sequence[dict[Any, Any]], places: Sequence[Place]):
+        self._dicts = [(entries, entries.copy()) for entries in dicts]
+        self._values = [*chain.from_iterable(map(dict.values, dicts))]
+        self._places = [(place, dict(place.read())) for place in places]
         self._counted: set[tuple[int, Any]] = set()  # entries that count evaluations
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing is different now. Every solve asks that several times."""
+        count, present = 0, []
+        for entries, _ in self._dicts:
+            count += len(entries)
+            present.append(entries.values())
+        if count != len(self._values) or not all(map(operator.is_, chain.from_iterable(present), self._values)):
+            return False
+        return all(_equal(place.read(), then) for place, then in self._places)
+
+    @cached_property
+    def _dict_places(self) -> list[tuple[Place, dict[Any, Any]]]:
+        return [(DictPlace(entries), then) for entries, then in self._dicts]
 
     def changes(self) -> list[Change]:
         """What is different now, in places where a tensor or a training flag has changed."""
+        if self.unchanged:
+            return []
         found: list[Change] = []
-        for place, then in self._copies:
+        for place, then in (*self._dict_places, *self._places):
             now = place.read()
-            if len(now) == len(then) and all(map(operator.is_, now.values(), then.values())):
+            if _equal(now, then):
                 continue
             keys = [key for key in {**then, **now} if then.get(key, ABSENT) is not now.get(key, ABSENT)]
             changes = [Change(place, key, then.get(key, ABSENT), now.get(key, ABSENT)) for key in keys]
@@ -166,6 +187,10 @@ class Contents:
             then, now = change.then, change.now
             if isinstance(then, int) and isinstance(now, int) and change.key != CACHE and now - then == evaluations:
                 self._counted.add((id(change.place), change.key))
+
+
+def _equal(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
+    return len(now) == len(then) and all(map(operator.is_, now.values(), then.values()))
 
 
 def _counts(change: Change) -> bool:

@@ -17,31 +17,30 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from .places import AttributesPlace, CachePlace, CellPlace, DictPlace, ListPlace, NamesPlace, Place
+from .places import AttributesPlace, CachePlace, CellPlace, Contents, DictPlace, ListPlace, NamesPlace, Place
 
 
 class Reach(NamedTuple):
     """What a callable can reach: itself, what it is bound to, closes over, holds or names."""
 
-    modules: list[nn.Module]
+    modules: list[nn.Module]  # each stands for all its parts
+    parts: list[nn.Module]  # the modules with all their parts, each once
     tensors: list[Tensor]
     places: list[Place]  # outside of modules
 
-    def all_places(self) -> Iterator[Place]:
-        """Every place where the callable may keep tensors."""
-        for root in self.modules:
-            for part in root.modules():
-                # Those of a scripted module are no dicts, and cannot be rebound.
-                dicts = part._parameters, part._buffers, part.__dict__
-                yield from (DictPlace(each) for each in dicts if isinstance(each, dict))
-        yield from self.places
+    def contents(self) -> Contents:
+        """What is now in the places where the callable may keep tensors."""
+        # Those of a scripted module are no dicts, and cannot be rebound.
+        dicts = [x for m in self.parts for x in (m._parameters, m._buffers, m.__dict__) if isinstance(x, dict)]
+        return Contents(dicts, self.places)
 
     def leaves(self) -> list[Tensor]:
         """Parameters of the modules and bare tensors that require a gradient, each once.
 
         Leaves only: a computed tensor that is merely within reach may belong to another iteration.
         """
-        found: dict[int, Tensor] = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
+        held = itertools.chain.from_iterable(part._parameters.values() for part in self.parts)
+        found: dict[int, Tensor] = {id(x): x for x in held if x is not None and x.requires_grad}
         found.update((id(x), x) for x in self.tensors if x.requires_grad and x.is_leaf)
         return list(found.values())
 
@@ -57,6 +56,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 def reachable(start: Any) -> Reach:
     """Modules, bare tensors and places that callables can reach."""
     modules: dict[int, nn.Module] = {}
+    parts: dict[int, nn.Module] = {}
     tensors: dict[int, Tensor] = {}
     places: list[Place] = []
     seen: set[int] = set()
@@ -69,7 +69,8 @@ def reachable(start: Any) -> Reach:
         seen.add(id(item))
         if isinstance(item, nn.Module):
             modules[id(item)] = item
-            modules_in = list(item.modules())
+            modules_in = parts_of(item)
+            parts.update((id(part), part) for part in modules_in)
             for kind in {type(each) for each in modules_in}:
                 if _own_bases(kind):
                     places += _places_of_class(kind)
@@ -80,7 +81,20 @@ def reachable(start: Any) -> Reach:
         else:
             places += _places_in(item)
             queue += [(part, depth + 1) for part in itertools.islice(_parts(item), 1000)]
-    return Reach(list(modules.values()), list(tensors.values()), places)
+    return Reach(list(modules.values()), list(parts.values()), list(tensors.values()), places)
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """A module and all its parts, each once, in the order of `module.modules()`, which takes several times as long."""
+    found: dict[int, nn.Module] = {}
+    stack = [module]
+    while stack:
+        part = stack.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            if part._modules:
+                stack += [x for x in reversed(part._modules.values()) if x is not None]
+    return list(found.values())
 
 
 def _places_in(item: Any) -> list[Place]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -38,13 +39,18 @@ def reason_to_refuse(differentiated: bool, common_steps: bool) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def refusing_sharded(reach: Any, reason: str | None) -> Generator[None, None, None]:
+def refusing_sharded(reach: Any, reason: str | None) -> AbstractContextManager[None]:
     """Raise an error as soon as a sharded module is called that the field can reach, if there is a reason to.
 
     A model that solves in its forward pass is within reach of its own field, but is not called by it.
     """
-    handles = [] if reason is None else [_guarded(module, reason) for module in _sharded(reach)]
+    modules = [] if reason is None else _sharded(reach)
+    return _guarding(modules, str(reason)) if modules else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _guarding(modules: Sequence[nn.Module], reason: str) -> Generator[None, None, None]:
+    handles = [_guarded(module, reason) for module in modules]
     try:
         yield
     finally:
@@ -57,8 +63,7 @@ def _sharded(reach: Any) -> list[nn.Module]:
     if fsdp is None or not communicates():
         return []
     kinds = fsdp.FSDPModule, fsdp.FullyShardedDataParallel
-    found = {id(m): m for root in reachable(reach).modules for m in root.modules() if isinstance(m, kinds)}
-    return list(found.values())
+    return [part for part in reachable(reach).parts if isinstance(part, kinds)]
 
 
 def _guarded(module: nn.Module, reason: str) -> Any:

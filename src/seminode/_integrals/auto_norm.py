@@ -68,8 +68,8 @@ def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]
         raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
     assert problem.error is not None
     field, error = problem.field, problem.error
-    modules, agreed = reachable(field.reach).modules, problem.ranks.every if problem.ranks.several else bool
-    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, modules, agreed)
+    agreed = problem.ranks.every if problem.ranks.several else bool
+    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach), agreed)
     mask = _known(problem)
     places: Sequence[float] = ()
     if mask is None:

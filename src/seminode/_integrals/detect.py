@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._compile.torch_private import transforms_active
 from .._field.capture import uncompiled
 from .._field.determinism import buffers_of, device_generators
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, flatten, leaves_of, mapped, real_dtype, unflatten
-from .._field.reach import reachable
+from .._field.reach import Reach, reachable
 from .nan_probe import Exits, NanProbe
 
 #: How many times between the first and the last are examined, and how many of the given ones at most.
@@ -113,13 +113,13 @@ class Reader:
         self,
         field: Callable[[Tensor, Any], Any],
         layout: Layout,
-        modules: Sequence[nn.Module] | None = None,
+        reach: Reach | None = None,
         agreed: Callable[[bool], bool] = bool,
     ):
         self._field = field
         self._agreed = agreed
         self._layout = layout
-        self._modules = reachable(field).modules if modules is None else modules
+        self._reach = reachable(field) if reach is None else reach
         self.evaluations = 0
 
     def unread(self, t: Tensor, y: Any, among: Sequence[bool] | None = None) -> list[bool]:
@@ -210,7 +210,7 @@ class Reader:
         generators = [torch.default_generator, *device_generators(device)]
         restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
         # A buffer that was not changed is not written to either: other code may watch its version.
-        present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._modules)]
+        present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._reach)]
         try:
             with uncompiled():
                 yield

@@ -71,7 +71,7 @@ def refuse_state(problem: Problem, solver: Symplectic) -> None:
 def refuse_inseparable(problem: Problem, solver: Symplectic) -> int:
     """Refuse a field whose q′ depends on q or whose p′ depends on p; the number of evaluations that it took."""
     field, y0 = problem.field, problem.y0.detach()
-    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach).modules)
+    reader = Reader(lambda t, y: field.run(t, y, *field.args), field.layout, reachable(field.reach))
     time = torch.tensor(problem.times[0], dtype=real_dtype(y0), device=y0.device)
 
     def slopes(y: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,11 @@ from .._field.determinism import device_generators
 class Snapshot:
     """A copy of everything that a solve, the field or the loss may change. `restore` can be called repeatedly."""
 
-    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor], device: torch.device):
-        parts = {id(part): part for root in modules for part in root.modules()}
-        slots: list[dict[str, Any]] = [slot for part in parts.values() for slot in (part._parameters, part._buffers)]
+    def __init__(self, parts: Sequence[nn.Module], tensors: Sequence[Tensor], device: torch.device):
+        slots: list[dict[str, Any]] = [slot for part in parts for slot in (part._parameters, part._buffers)]
         held = [x for slot in slots for x in slot.values() if x is not None]
         own = {id(x): x for x in (*held, *tensors) if not x.is_inference()}
-        self._modes = [(part, part.training) for part in parts.values()]
+        self._modes = [(part, part.training) for part in parts]
         self._slots = [(slot, dict(slot)) for slot in slots]
         self._values = [(x, x.detach().clone()) for x in own.values()]
         self._flags = [(x, x.requires_grad) for x in own.values() if x.is_leaf]

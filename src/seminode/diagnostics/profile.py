@@ -100,7 +100,7 @@ def profile(
     contenders = _contenders(kinds, levels, controller)
     reach = reachable((field, args, loss, params))
     kept = [x for x in (*reach.tensors, *subject.found, *leaves_of((y0, ts, args))) if isinstance(x, Tensor)]
-    snapshot = Snapshot(reach.modules, [x for x in kept if x.requires_grad], subject.leaf.device)
+    snapshot = Snapshot(reach.parts, [x for x in kept if x.requires_grad], subject.leaf.device)
     try:
         with torch.inference_mode(False), torch.enable_grad():
             result = _profile(subject, snapshot, times, contenders, levels, counts, limits, progress)
