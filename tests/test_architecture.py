@@ -81,6 +81,7 @@ LAYERS = [
     },
     {"_stepping.stiffness"},
     {
+        "_stepping.beginning",
         "_stepping.loop",
         "_stepping.lane_step",
         "_stepping.lane_event_search",

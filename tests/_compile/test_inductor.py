@@ -89,10 +89,10 @@ class Programs(NamedTuple):
 
 
 CASES = {
-    "steps and their VJPs": Programs(sn.Replay(), {"evaluation", "step", "vjp"}),
-    "saving steps and their VJPs": Programs(sn.Direct(), {"saving", "saving evaluation", "vjp"}),
+    "steps and their VJPs": Programs(sn.Replay(), {"start", "step", "vjp"}),
+    "saving steps and their VJPs": Programs(sn.Direct(), {"start", "saving", "saving evaluation", "vjp"}),
     "steps in pieces": Programs(sn.Replay(), {"evaluation", "step", "vjp", "saving evaluation"}, in_pieces=True),
-    "saving steps in pieces": Programs(sn.Direct(), {"saving", "saving evaluation", "vjp"}, in_pieces=True),
+    "saving steps in pieces": Programs(sn.Direct(), {"saving", "compiled saving evaluation", "vjp"}, in_pieces=True),
     "the adjoint equation": Programs(sn.Backsolve(), {"adjoint start", "adjoint step"}),
     "the parameter integral": Programs(sn.Quadrature(), {"adjoint start", "adjoint step", "adjoint integral"}),
     "the adjoint equation in pieces": Programs(sn.Quadrature(), {"adjoint start"}, in_pieces=True),

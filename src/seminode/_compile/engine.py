@@ -11,7 +11,7 @@ from .._field.determinism import Determinism
 from .._field.field import as_time
 from .._field.pytree import real_dtype
 from .._stepping.budget import Budget, storages
-from .._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
+from .._stepping.engine import Begun, EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
 from .._stepping.step import Attempt, Step
@@ -22,11 +22,14 @@ from ..solvers.explicit import ExplicitRungeKutta
 from ..solvers.reversible import CoupledSolver, PairMemory
 from .graph import Capture, NotCompiled, capture, described
 from .programs import (
+    SavingEvaluation,
     Wanted,
+    compiled_saving_evaluation,
     coupled_step_program,
     evaluation_program,
     large,
     saving_programs,
+    start_program,
     step_program,
     tolerances,
 )
@@ -124,6 +127,35 @@ def compiled_step(
     return Step(solver, plan, y0, k1, attempted, evaluate_end, dt=plan.dt, ratio=ratio, saved=saved)
 
 
+class CompiledStarter:
+    """Makes the first two evaluations by one program. With `saving`, activations of the first one are kept."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        allowed: Sequence[Tensor],
+        programs: Programs,
+        log: EvaluationLog,
+        saving: SavingEvaluator | None = None,
+        wanted: Wanted | None = None,
+    ):
+        self._solver, self._error, self._ranks = problem.solver, problem.error, problem.ranks
+        self._allowed, self._programs, self._log = allowed, programs, log
+        self._saving, self._wanted = saving, wanted
+
+    def __call__(self, near: Plan, far: Plan, shortest: float, y0: Tensor) -> Begun | None:
+        if self._error is None or self._programs.large or self._ranks.several:
+            return None
+        program = self._programs.find(start_program, self._solver, self._error, self._wanted, y0)
+        if program is None:
+            return None
+        begun = program(near, far, shortest, y0, self._allowed, self._programs.rest)
+        self._log.add(near.stage_time(0.0), begun.probed)
+        if self._saving is not None:
+            self._saving.first_slopes = [(begun.slope, begun.kept)]
+        return Begun(begun.slope, begun.finite, begun.length)
+
+
 class Saved(NamedTuple):
     """The activations that a step keeps for its VJP: of itself, of its first slope, and of its end slope."""
 
@@ -193,10 +225,14 @@ class SavingPrograms:
     def __init__(self, programs: Programs, problem: Problem, wanted: Wanted, slopes: bool):
         self._programs = programs
         self._options = problem.solver, problem.error, wanted, slopes
+        self.wanted = wanted
         self.rest = programs.rest
 
     def find(self, y: Tensor) -> Any:
         return self._programs.find(saving_programs, *self._options, y)
+
+    def find_evaluation(self, y: Tensor) -> SavingEvaluation | None:
+        return self._programs.find(compiled_saving_evaluation, self.wanted, y)
 
 
 class SavingEvaluator:
@@ -208,11 +244,11 @@ class SavingEvaluator:
         self.first_slopes: list[tuple[Tensor, list[Tensor]]] = []
 
     def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
-        programs = self._programs.find(y)
-        if programs is None:
+        at = self._programs.find_evaluation(y)
+        if at is None:
             return self._eager(t, y, stage=stage, shift=shift)
         self._log.add(t)
-        k, *kept = programs.at(t, y, self._programs.rest)
+        k, *kept = at(t, y, self._programs.rest)
         if stage == 0:
             self.first_slopes = [(k, kept)]
         return k
@@ -288,7 +324,8 @@ def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationL
         return Engine(solver, problem.field.layout, log.counter, evaluate, coupled)
     allowed = tolerances(problem.error, problem.y0)
     step = CompiledStepper(solver, problem.error, allowed, programs, evaluate, eager_step, log)
-    return Engine(solver, problem.field.layout, log.counter, evaluate, step)
+    start = None if captured.lanes is not None else CompiledStarter(problem, allowed, programs, log)
+    return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start)
 
 
 def saving_engine(
@@ -308,7 +345,8 @@ def saving_engine(
     allowed = tolerances(problem.error, problem.y0)
     plain = CompiledStepper(solver, problem.error, allowed, shared, evaluate, eager_step, log)
     step = SavingStepper(solver, allowed, programs, evaluate, plain, log, budget)
-    return Engine(solver, problem.field.layout, log.counter, evaluate, step)
+    start = CompiledStarter(problem, allowed, shared, log, evaluate, wanted)
+    return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start)
 
 
 def reason_against(problem: Problem) -> str | None:

@@ -20,6 +20,11 @@ def real_dtype(x: Tensor) -> torch.dtype:
     return x.dtype.to_real() if x.is_complex() else x.dtype
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The most precise dtype of its device."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True)
 class Node:
     """The shape of a nesting: a leaf (no `kind`), or a container with its children and, of a dict, their keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
@@ -56,6 +56,24 @@ class Stepper(Protocol):
     def __call__(self, plan: Plan, y0: Tensor, memory: Memory) -> Step: ...
 
 
+class Begun(NamedTuple):
+    """The first slope of a solve, and how long its first step is to be."""
+
+    slope: Tensor
+    finite: bool  # the sums of y0 and of the slope
+    length: float
+
+
+class Starter(Protocol):
+    """Makes the first two evaluations of a solve, from which the length of the first step follows, at once.
+
+    `near` is some plan that starts where the solve does, `far` one to the next place; the second evaluation is made at
+    least `shortest` away from the first, and at most as far as `far`. `None` if it cannot be done at once.
+    """
+
+    def __call__(self, near: Plan, far: Plan, shortest: float, y0: Tensor) -> Begun | None: ...
+
+
 @dataclass(frozen=True)
 class Engine:
     """What the loop steps with. `layout` names the leaves of the state in error messages."""
@@ -66,6 +84,7 @@ class Engine:
     evaluate: Evaluator
     step: Stepper
     shifts: Shifts | None = None
+    start: Starter | None = None
 
     def start_slope(self, plan: Plan, y: Tensor, memory: Memory) -> Tensor:
         """f at the start of a step, on the right side of a jump there."""

@@ -9,21 +9,16 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from .._field.pytree import Layout, is_finite
-from .._ranks import ALONE, Alone
+from .._field.pytree import is_finite
+from .._ranks import ALONE
 from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..norms import ErrorNorm
 from ..solvers.base import Memory
-from .combination import combine
 from .engine import Engine
-from .first_step import first_step
 from .observers import Observer
-from .schedule import Plan, Schedule
+from .schedule import Plan
 from .step import Step
 from .stiffness import stiffness
-
-#: The weight of the only slope of an Euler step.
-WHOLE = ((0, 1.0),)
 
 
 class Plans(Protocol):
@@ -141,27 +136,6 @@ class StateChecks:
     def _refuse(plan: Plan | None) -> None:
         if plan is not None:
             _not_finite(plan, None)
-
-
-def select_first_step(engine: Engine, schedule: Schedule, y: Tensor, k1: Tensor, error: ErrorNorm, order: int) -> None:
-    """Set the first step of the schedule from the problem, at the cost of one evaluation."""
-
-    def probe(h: float) -> tuple[float, Tensor]:
-        plan = schedule.plan(schedule.probe_length(h))
-        return abs(plan.dt), engine.evaluate(plan.stage_time(1.0), combine(y, plan.length(y), WHOLE, [k1])).detach()
-
-    # Under the grad mode of the solve, since the field may cache a weight in any evaluation.
-    y, k1 = y.detach(), k1.detach()
-    schedule.begin(first_step(y, k1, error, order, probe))
-
-
-def check_start(y: Tensor, k1: Tensor | None, layout: Layout, t: float, ranks: Alone = ALONE) -> None:
-    """Refuse a NaN or an infinity in y0 or in the field there, before any step is tried; on all ranks."""
-    for what, x in (("y0", y), ("field(t0, y0)", k1)):
-        if x is not None and not ranks.every(is_finite(x)):
-            leaf = layout.non_finite_leaf(x)
-            where = "on another rank" if leaf is None else f"leaf {leaf}"
-            raise NonFiniteState(f"{what} holds a NaN or an infinity ({where}, t = {t:g})", t=t, leaf=leaf)
 
 
 def refuse_failure(engine: Engine, step: Step) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .._compile.torch_private import transforms_active
 from .._field.determinism import Determinism
 from .._field.event_function import EventFunction
-from .._field.pytree import is_finite, real_dtype
+from .._field.pytree import is_finite, real_dtype, wide_dtype
 from .._field.reach import reachable
 from .._stepping.event_search import Landing
 from .._stepping.problem import Problem
@@ -30,7 +30,7 @@ from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
 from ._landing import differentiable_landing, landing_engine
-from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of, wide_dtype
+from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of
 
 #: An event that occurs this often in a row after an ever shorter time, below CLOSE times that since the start, gets
 #: nowhere.

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from .._field.batch_checks import check_separable
 from .._field.determinism import Determinism
-from .._field.pytree import real_dtype
+from .._field.pytree import real_dtype, wide_dtype
 from .._field.reach import reachable
 from .._stepping.lane_event_search import LaneLandings, ulp
 from .._stepping.lane_outputs import LaneOutputs, Rows
@@ -31,7 +31,7 @@ from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
 from ._events import CLOSE, ZENO, check_differentiable, reaches_gradients, whole_solve
 from ._landing import landing_engine
-from .base import Adjoint, EventResult, ForwardPass, ForwardResult, wide_dtype
+from .base import Adjoint, EventResult, ForwardPass, ForwardResult
 
 
 def run_lanes_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:

@@ -16,8 +16,9 @@ from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
 from .._field.determinism import Determinism
 from .._field.field import Field
-from .._field.pytree import is_finite, real_dtype, shares_memory
+from .._field.pytree import is_finite, real_dtype, shares_memory, wide_dtype
 from .._integrals.auto_norm import Recheck
+from .._stepping.beginning import begin_at_once, check_start, select_first_step
 from .._stepping.budget import Budget
 from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
 from .._stepping.event_search import EventSearch
@@ -25,7 +26,7 @@ from .._stepping.lane_event_search import LaneEventSearch
 from .._stepping.lane_outputs import LaneOutputs, LaneSampler
 from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends, check_independent
 from .._stepping.lanes import LaneSchedule, mean_interval
-from .._stepping.loop import check_start, integrate, select_first_step
+from .._stepping.loop import integrate
 from .._stepping.observers import (
     AtTimes,
     Counter,
@@ -114,11 +115,6 @@ def knots_of(problem: Problem, plans: Sequence[Plan]) -> Tensor:
     shift = (ts - ts.detach()).to(knots)
     moves = torch.tensor([with_start, with_end], dtype=wide, device=knots.device)
     return knots + moves[0] * shift[0] + moves[1] * shift[-1]
-
-
-def wide_dtype(x: Tensor) -> torch.dtype:
-    """The most precise dtype of its device."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def time_shifts(problem: Problem, ts: Tensor, y0: Tensor) -> Shifts:
@@ -287,12 +283,13 @@ class ForwardPass:
             else:
                 self.search = EventSearch(problem.events, schedule, y0, problem.ranks)
         error = problem.error
-        k1 = self.first_slope(engine, y0) if self.k1 is None else self.k1
-        self.k1 = None
+        begun = None if self.k1 is not None else begin_at_once(engine, schedule, y0, layout, problem.times[0])
+        k1, self.k1 = begun if begun is not None else self.k1, None
+        k1 = self.first_slope(engine, y0) if k1 is None else k1
         if isinstance(schedule, LaneSchedule):
             self._integrate_lanes(engine, schedule, y0, k1, observers)
             return
-        if check:
+        if check and begun is None:
             check_start(y0, k1, layout, problem.times[0], problem.ranks)
         memory = solver.with_slope(memory, k1)
         if isinstance(solver, SciPy):

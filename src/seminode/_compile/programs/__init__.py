@@ -1,7 +1,9 @@
 """What is compiled from the graph of a field: evaluations, whole steps, and their VJPs."""
 
 from .coupled import coupled_step_program, undoing_program
-from .pieces import large, saving_programs, step_program, vjp_program
+from .pieces import compiled_saving_evaluation, large, saving_programs, step_program, vjp_program
+from .saving import SavingEvaluation
+from .start import StartProgram, start_program
 from .steps import (
     Tuned,
     Wanted,
@@ -18,9 +20,12 @@ from .steps import (
 )
 
 __all__ = [
+    "SavingEvaluation",
+    "StartProgram",
     "Tuned",
     "Wanted",
     "chosen_of",
+    "compiled_saving_evaluation",
     "coupled_step_program",
     "evaluation_program",
     "key_of",
@@ -33,6 +38,7 @@ __all__ = [
     "whole_step",
     "replaced",
     "saving_programs",
+    "start_program",
     "step_program",
     "tolerances",
     "undoing_program",

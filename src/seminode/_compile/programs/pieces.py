@@ -126,16 +126,20 @@ def saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEval
     )
 
 
+def compiled_saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEvaluation:
+    at = saving_evaluation(capture, wanted, y)
+    return capture.graph.program(("compiled saving evaluation", wanted, capture.lanes), at.ready)
+
+
 def saving_programs(
     capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
 ) -> Any:
     assert isinstance(solver, ExplicitRungeKutta)  # a field is captured for no others
 
     def make() -> Any:
-        at = saving_evaluation(capture, wanted, y)
         if not large(capture):
-            return SavingPrograms(capture, solver, error, at, wanted, slopes, y)
-        return SavingInPieces(solver, error, at, y)
+            return SavingPrograms(capture, solver, error, saving_evaluation(capture, wanted, y), wanted, slopes, y)
+        return SavingInPieces(solver, error, compiled_saving_evaluation(capture, wanted, y), y)
 
     return capture.graph.program(("saving", solver, key_of(error), wanted, slopes), make)
 
@@ -146,7 +150,7 @@ def vjp_program(capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slo
     def make() -> Any:
         if not large(capture):
             return VJPProgram(capture, solver, wanted, y, slopes)
-        at = saving_evaluation(capture, wanted, y)
+        at = compiled_saving_evaluation(capture, wanted, y)
         return VJPInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
 
     return capture.graph.program(("vjp", solver, wanted, slopes, capture.lanes), make)

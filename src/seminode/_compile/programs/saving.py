@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,7 +53,18 @@ class SavingEvaluation:
         inputs = [torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device), y, *capture.rest]
         self.halves = split(joint, inputs, [torch.zeros_like(y)], 1)
         self.kept = self.halves.kept
-        self._run = compile_graph(self.halves.forward, inputs)
+        self._examples = [(x.size(), x.stride(), x.dtype, x.device) for x in inputs]
+
+    @cached_property
+    def _run(self) -> Any:
+        # Only if it is called: most solves evaluate their field as a part of other programs.
+        given = [torch.empty_strided(*kind, dtype=dtype, device=device) for *kind, dtype, device in self._examples]
+        return compile_graph(self.halves.forward, given)
+
+    def ready(self) -> SavingEvaluation:
+        """Compile it now, where that may fail."""
+        assert self._run is not None
+        return self
 
     def __call__(self, t: float | Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         time = as_time(t, self._dtype, self._device)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ... import norms
 from ..._field.pytree import is_finite, real_dtype
+from ..._stepping.beginning import select_first_step
 from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, announced, eager_engine
-from ..._stepping.loop import integrate, select_first_step
+from ..._stepping.loop import integrate
 from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
 from ..._stepping.schedule import Schedule
 from ...controllers import Controller

@@ -1,0 +1,104 @@
+"""A compiled start of a solve: its first two evaluations, from which the length of the first step follows."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._field.pytree import real_dtype, wide_dtype
+from ..._stepping.first_step import first_step
+from ..._stepping.schedule import Plan
+from ...norms import ErrorNorm
+from ...solvers.base import Solver
+from ..graph import Capture
+from ..inductor import compile_graph
+from .pieces import large, saving_evaluation
+from .saving import SavingEvaluation
+from .steps import TYPE_CODES, Wanted, dense, key_of, tolerances, with_strides
+
+
+class TracedNorm:
+    """The part of an `ErrorNorm` that `first_step` uses, over tensors that a program takes."""
+
+    def __init__(self, error: ErrorNorm, rtol: Tensor, atol: Tensor):
+        self._error, self._rtol, self._atol = error, rtol, atol
+
+    def allowed(self, magnitude: Tensor) -> Tensor:
+        return self._atol + self._rtol * magnitude
+
+    def measured(self, ratio: Tensor) -> Tensor:
+        size = self._error.norm(self._error.layout.unpack(ratio))
+        # As the host computes with it, where the device can.
+        return size.to(wide_dtype(size))
+
+
+class Started(NamedTuple):
+    """What a `StartProgram` has computed."""
+
+    slope: Tensor
+    finite: bool  # the sum of y0 and of the slope
+    length: float  # of the first step
+    probed: float  # the time of the second evaluation
+    kept: list[Tensor]  # of the first one
+
+
+class StartProgram:
+    """y ↦ k1, the length of the first step, that of the probe, a number that is finite if y and k1 are, what is kept.
+
+    The clock is one tensor: the time at the start, the shortest and the longest probe, with a sign, and the time there.
+    """
+
+    def __init__(self, capture: Capture, solver: Solver, error: ErrorNorm, saving: SavingEvaluation | None, y: Tensor):
+        order = solver.error_order or solver.order
+
+        def start(clock: Tensor, y: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
+            t0, shortest, longest, last = clock.unbind()
+            first = [capture.evaluate(t0, y, rest)] if saving is None else saving.halves.forward(t0, y, *rest)
+            k1, *kept = first
+
+            probed: list[Tensor] = []
+
+            def probe(h: Any) -> Any:
+                length = torch.minimum(torch.maximum(h.to(clock.dtype), shortest), longest.abs())
+                dt = torch.copysign(length, longest)
+                t = torch.where(length < longest.abs(), t0 + dt, last)
+                probed.append(length.to(h.dtype))
+                return probed[0], capture.evaluate(t, y + dt * k1, rest)
+
+            norm: Any = TracedNorm(error, rtol, atol)
+            length: Any = first_step(y, k1, norm, order, probe)
+            finite = (y.sum() + k1.sum()).to(length.dtype)
+            return [torch.stack([length, *probed, finite]), k1, *kept]
+
+        y = dense(y)
+        self._strides, self._dtype, self._device = y.stride(), real_dtype(y), y.device
+        self._run = compile_graph(start, [self._clock(0.0, 0.0, 1.0, 1.0), y, *tolerances(error, y), *capture.rest])
+
+    def _clock(self, *times: float) -> Tensor:
+        if self._device.type == "cpu":  # as in `StepNodes.clock`
+            return torch.frombuffer(array(TYPE_CODES[self._dtype], times), dtype=self._dtype)
+        return torch.tensor(times, dtype=self._dtype, device=self._device)
+
+    def __call__(self, near: Plan, far: Plan, shortest: float, y: Tensor, allowed: Any, rest: list[Tensor]) -> Started:
+        t0 = near.stage_time(0.0)
+        clock = self._clock(t0, shortest, far.dt, far.stage_time(1.0))
+        numbers, k1, *kept = self._run([clock, with_strides(y, self._strides), *allowed, *rest])
+        length, probed, total = numbers.tolist()
+        whole = probed >= abs(far.dt)
+        time = far.stage_time(1.0) if whole else t0 + math.copysign(probed, far.dt)
+        return Started(k1, math.isfinite(total), length, time, kept)
+
+
+def start_program(
+    capture: Capture, solver: Solver, error: ErrorNorm, wanted: Wanted | None, y: Tensor
+) -> StartProgram | None:
+    """The program that starts a solve; `None` where the field is large. With `wanted`, it keeps activations."""
+    if large(capture):
+        return None
+    saving = None if wanted is None else saving_evaluation(capture, wanted, y)
+    key = "start", solver.error_order or solver.order, key_of(error), wanted
+    return capture.graph.program(key, lambda: StartProgram(capture, solver, error, saving, y))
