@@ -61,6 +61,11 @@ class Call:
         own = current().adjoint is not None
         return steps(self.func, self.state.y0, self.t, self.method, options, tolerances, own)
 
+    @cached_property
+    def field(self) -> Callable[..., Any]:
+        """The field, whose results have the structure, shapes and dtype of y0."""
+        return arguments.adapted(self.func, self.state, self.steps.method)
+
     def run(
         self, adjoint: Adjoint, params: Sequence[Tensor] | None = None, t: Tensor | None = None, **options: Any
     ) -> Solution[Any]:
@@ -75,7 +80,7 @@ class Call:
         try:
             with errors.without(ToleranceWarning), ledger.timed() as note, graph:
                 sol = solve(
-                    arguments.adapted(self.func, state),
+                    self.field,
                     state.y0,
                     self.t if t is None else t,
                     solver=taken.solver,

@@ -56,9 +56,14 @@ class Method:
         """The order of convergence."""
         return self.own().order
 
+    @property
+    def external(self) -> bool:
+        """Whether SciPy takes the steps."""
+        return self.options == SCIPY_OPTIONS
+
     def valid_callbacks(self) -> set[str]:
         """The callbacks that it calls."""
-        if self.options == SCIPY_OPTIONS:
+        if self.external:
             return set()
         return set(ALL_CALLBACKS) if self.adaptive else {STEP_CALLBACK}
 
@@ -163,7 +168,7 @@ def steps(
     unknown = {key: value for key, value in options.items() if key not in method.options}
     if unknown:
         warnings.warn(f"{method.peer}: Unexpected arguments {unknown}", stacklevel=4)
-    if method.options == SCIPY_OPTIONS:
+    if method.external:
         return Steps(method, _scipy(options), None, (), None, None)
     if not method.adaptive:
         controller, solver = _grid(func, y0, t, method, options), _solver_on_grid(method, options, tolerances)
