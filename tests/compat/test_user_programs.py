@@ -127,3 +127,36 @@ def test_the_initial_state_may_be_overwritten_before_the_backward_pass_of_the_ad
         y0.zero_()
         grads.append(torch.autograd.grad(ys.sum(), list(field.parameters())))
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-6, atol=1e-7)
+
+
+def test_a_registered_solver_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ours.SOLVERS, "mine", type("Mine", (), {}))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r'SOLVERS\["mine"\]: expected a method of this library, found .*Mine'):
+        ours.odeint(Net(), torch.ones(2, 3, dtype=DOUBLE), T, method="mine")
+
+
+@pytest.mark.parametrize("name", ["odeint", "odeint_adjoint"])
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_the_switch_leaves_transforms_alone(method: str, name: str) -> None:
+    field, y0, options = Net(), torch.tensor([0.3, -1.0, 0.5], dtype=DOUBLE), {"method": method, "rtol": 1e-9}
+
+    def last(y: Tensor) -> Tensor:
+        return getattr(ours, name)(field, y, T, **options)[-1]
+
+    expected = torch.autograd.functional.jacobian(lambda y: original.odeint(field, y, T, **options)[-1], y0)
+    with ours.use(adjoint="replay"):
+        torch.testing.assert_close(torch.func.jacrev(last)(y0), expected, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(torch.func.jacfwd(last)(y0), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:The following arguments have no effect")  # of the original
+def test_the_switch_leaves_scipy_alone() -> None:
+    options: dict[str, Any] = {"method": "scipy_solver", "options": {"solver": "RK45"}, "rtol": 1e-8, "atol": 1e-9}
+    results = []
+    for library in (original, ours):
+        field, y0 = Net(), torch.ones(2, 3, dtype=DOUBLE, requires_grad=True)
+        with ours.use(adjoint="replay"):
+            assert not library.odeint(field, y0, T, **options).requires_grad
+            ys = library.odeint_adjoint(field, y0, T, **options)
+            results.append((ys, torch.autograd.grad(ys.sum(), [y0, *field.parameters()])))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import errors
+from ..._compile.torch_private import transforms_active
 from ...adjoints import Adjoint, Direct, Replay
 from ...errors import SolveError, ToleranceWarning
 from ...extending import ContinuousAdjoint, Observer
@@ -45,8 +46,12 @@ class Call:
     def adjoint(self) -> Adjoint | None:
         """The adjoint of the switch; `None` where gradients are those of torchdiffeq."""
         adjoint, taken = current().adjoint, self.steps
+        if adjoint is None or taken.solver.external:
+            return None  # SciPy's steps cannot be differentiated
         on_grid = isinstance(taken.controller, Grid)
-        if adjoint is not None and ((on_grid and self.t.requires_grad) or taken.solver.carries_slopes):
+        if transforms_active():
+            return Direct()  # the others are autograd functions, which torch.func does not enter
+        if (on_grid and self.t.requires_grad) or taken.solver.carries_slopes:
             return Direct()  # the others hold the times of a grid fixed, and take single steps
         if on_grid and isinstance(adjoint, ContinuousAdjoint):
             return Replay()  # there is no tolerance within which the gradients would agree

@@ -148,7 +148,13 @@ def find(name: str | None) -> Method:
     if name not in SOLVERS:
         known = ", ".join(f'"{each}"' for each in SOLVERS)
         raise ValueError(f'Invalid method "{name}". Must be one of {{{known}}}.')
-    return SOLVERS[name]
+    method: Any = SOLVERS[name]
+    if not isinstance(method, Method):
+        raise TypeError(
+            f'SOLVERS["{name}"]: expected a method of this library, found {method!r}. Solver classes for torchdiffeq do '
+            "not run here; write a seminode solver and pass it to seminode.solve(..., solver=...)."
+        )
+    return method
 
 
 def steps(

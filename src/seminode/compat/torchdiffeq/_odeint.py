@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._compile.torch_private import transforms_active
 from ...adjoints import Direct, Replay
 from ...extending import Observer
 from . import _arguments as arguments
@@ -250,7 +251,7 @@ def _adjoint_params(
 
 def _with_zeros(found: Any, params: Sequence[Tensor]) -> Any:
     """The same result; parameters in need of a gradient have one of zero at least."""
-    if not params or not torch.is_grad_enabled():
+    if not params or not torch.is_grad_enabled() or transforms_active():
         return found
     if isinstance(found, tuple):
         return (_with_zeros(found[0], params), *found[1:])
