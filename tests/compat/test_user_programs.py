@@ -160,3 +160,38 @@ def test_the_switch_leaves_scipy_alone() -> None:
             ys = library.odeint_adjoint(field, y0, T, **options)
             results.append((ys, torch.autograd.grad(ys.sum(), [y0, *field.parameters()])))
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_hooks_of_parameters_are_called_once() -> None:
+    grads = []
+    for hooked in (False, True):
+        field = Net()
+        if hooked:
+            field.linear.weight.register_hook(lambda grad: 3 * grad)
+        ours.odeint_adjoint(field, torch.ones(2, 3, dtype=DOUBLE), T).sum().backward()
+        grads.append(field.linear.weight.grad)
+    torch.testing.assert_close(grads[1], 3 * grads[0])
+
+
+class Switched(nn.Module):
+    """Another rate after t = 1/2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates, self.count = nn.Parameter(torch.tensor([1.0, 3.0], dtype=DOUBLE)), 0
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        self.count += 1
+        return -(self.rates[0] if t < 0.5 else self.rates[1]) * y
+
+
+def test_jumps_are_respected_backwards_in_decreasing_time() -> None:
+    counts = []
+    for library in (original, ours):
+        field, y0 = Switched(), torch.ones(2, dtype=DOUBLE)
+        ys = library.odeint_adjoint(field, y0, T.flip(0), options={"jump_t": torch.tensor([0.5], dtype=DOUBLE)})
+        forward = field.count
+        ys[-1].sum().backward()  # y(0) = exp(rates[0] / 2 + rates[1] / 2) for each of two entries
+        torch.testing.assert_close(field.rates.grad, torch.full_like(field.rates, torch.e**2), rtol=1e-5, atol=0.0)
+        counts.append(field.count - forward)
+    assert counts[1] < counts[0] / 2

@@ -151,8 +151,8 @@ def find(name: str | None) -> Method:
     method: Any = SOLVERS[name]
     if not isinstance(method, Method):
         raise TypeError(
-            f'SOLVERS["{name}"]: expected a method of this library, found {method!r}. Solver classes for torchdiffeq do '
-            "not run here; write a seminode solver and pass it to seminode.solve(..., solver=...)."
+            f'SOLVERS["{name}"]: expected a method of this library, found {method!r}. Solver classes for torchdiffeq '
+            "do not run here; write a seminode solver and pass it to seminode.solve(..., solver=...)."
         )
     return method
 
