@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..._stepping.observers import Observer
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
-from ._errors import ArgumentError, MaxNumStepsExceeded
+from ._errors import ArgumentError, FieldShapeError, MaxNumStepsExceeded
 from ._methods import ALL_CALLBACKS, Method
 
 
@@ -26,6 +26,10 @@ class State(NamedTuple):
     @property
     def first(self) -> Tensor:
         return self.y0 if self.shapes is None else self.y0[0]
+
+    def copied(self) -> State:
+        """The same state in memory of its own, which the user does not change."""
+        return self._replace(y0=self.y0.clone() if self.shapes is None else tuple(x.clone() for x in self.y0))
 
     def unpack(self, flat: Tensor) -> Any:
         """A flat state in the structure of y0."""
@@ -98,16 +102,20 @@ def check_tolerance(name: str, value: Any, state: State) -> Any:
     return values
 
 
-def adapted(func: Callable[..., Any], state: State) -> Callable[..., Any]:
+def adapted(func: Callable[..., Any], state: State, method: Method | None = None) -> Callable[..., Any]:
     """The field with results in the structure, shapes and dtype of y0.
 
-    torchdiffeq takes any iterable of tensors with the right numbers of entries, in any dtype.
+    torchdiffeq takes any iterable of tensors with the right numbers of entries, in any dtype. If y0 is a tensor, the
+    shape of the result may lack leading axes of length 1 or have more of them; methods on a grid broadcast it too.
     """
+    any_shape = method is not None and method.external
+    broadcast = method is not None and not method.adaptive
     if state.shapes is None:
 
         def field(t: Tensor, y: Tensor) -> Any:
             f = func(t, y)
-            return f if type(f) is Tensor and f.shape == y.shape and f.dtype == y.dtype else _like(f, y)
+            same = type(f) is Tensor and f.shape == y.shape and f.dtype == y.dtype
+            return f if same else _like(f, y, any_shape, broadcast)
 
         return field
 
@@ -117,15 +125,42 @@ def adapted(func: Callable[..., Any], state: State) -> Callable[..., Any]:
             raise ArgumentError(
                 f"func must return one tensor for each of the {len(y)} tensors of y0, found {len(found)}"
             )
-        return tuple(_like(f, x) for f, x in zip(found, y, strict=True))
+        return tuple(_leaf_like(f, x, i) for i, (f, x) in enumerate(zip(found, y, strict=True)))
 
     return fields
 
 
-def _like(f: Any, y: Tensor) -> Any:
-    if not isinstance(f, Tensor) or (f.shape == y.shape and f.dtype == y.dtype):
+def _like(f: Any, y: Tensor, any_shape: bool, broadcast: bool) -> Any:
+    if not isinstance(f, Tensor):
         return f
-    return f.to(y.dtype).reshape(y.shape) if f.numel() == y.numel() else f.to(y.dtype).expand(y.shape)
+    if f.shape == y.shape or _inner(f.shape) == _inner(y.shape) or (any_shape and f.numel() == y.numel()):
+        return f.to(y.dtype).reshape(y.shape)
+    if broadcast and _broadcasts(f.shape, y.shape):
+        return f.to(y.dtype).expand(y.shape)
+    raise FieldShapeError(
+        f"func must return a tensor of the shape of y0, {tuple(y.shape)}, found {tuple(f.shape)}; transpose, reshape "
+        "or expand the result in func"
+    )
+
+
+def _leaf_like(f: Any, y: Tensor, index: int) -> Any:
+    if not isinstance(f, Tensor):
+        return f
+    if f.numel() != y.numel():
+        raise FieldShapeError(
+            f"func must return tensors with the numbers of entries of y0: y0[{index}] has shape {tuple(y.shape)}, "
+            f"found {tuple(f.shape)}"
+        )
+    return f.to(y.dtype).reshape(y.shape)
+
+
+def _inner(shape: torch.Size) -> tuple[int, ...]:
+    """A shape without its leading axes of length 1."""
+    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
 def callbacks(func: Any, suffix: str = "") -> dict[str, Callable[..., Any]]:

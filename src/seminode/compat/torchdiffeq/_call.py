@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import errors
+from ..._compile.torch_private import transforms_active
 from ...adjoints import Adjoint, Direct, Replay
 from ...errors import SolveError, ToleranceWarning
 from ...extending import ContinuousAdjoint, Observer
@@ -45,8 +46,12 @@ class Call:
     def adjoint(self) -> Adjoint | None:
         """The adjoint of the switch; `None` where gradients are those of torchdiffeq."""
         adjoint, taken = current().adjoint, self.steps
+        if adjoint is None or taken.solver.external:
+            return None  # SciPy's steps cannot be differentiated
         on_grid = isinstance(taken.controller, Grid)
-        if adjoint is not None and ((on_grid and self.t.requires_grad) or taken.solver.carries_slopes):
+        if transforms_active():
+            return Direct()  # the others are autograd functions, which torch.func does not enter
+        if (on_grid and self.t.requires_grad) or taken.solver.carries_slopes:
             return Direct()  # the others hold the times of a grid fixed, and take single steps
         if on_grid and isinstance(adjoint, ContinuousAdjoint):
             return Replay()  # there is no tolerance within which the gradients would agree
@@ -60,6 +65,11 @@ class Call:
             return events.steps(self.func, self.state, self.t, self.method, options, tolerances)
         own = current().adjoint is not None
         return steps(self.func, self.state.y0, self.t, self.method, options, tolerances, own)
+
+    @cached_property
+    def field(self) -> Callable[..., Any]:
+        """The field, whose results have the structure, shapes and dtype of y0."""
+        return arguments.adapted(self.func, self.state, self.steps.method)
 
     def run(
         self, adjoint: Adjoint, params: Sequence[Tensor] | None = None, t: Tensor | None = None, **options: Any
@@ -75,7 +85,7 @@ class Call:
         try:
             with errors.without(ToleranceWarning), ledger.timed() as note, graph:
                 sol = solve(
-                    arguments.adapted(self.func, state),
+                    self.field,
                     state.y0,
                     self.t if t is None else t,
                     solver=taken.solver,

@@ -9,6 +9,10 @@ class ArgumentError(ValueError, AssertionError):
     """An argument that cannot be right, where torchdiffeq has an assertion."""
 
 
+class FieldShapeError(ValueError, RuntimeError):
+    """A result of the field that does not fit y0, where torch raises an error inside torchdiffeq."""
+
+
 class UnderflowInDt(StepSizeUnderflow, AssertionError):
     """The step that meets the tolerance is too small to move the clock."""
 

@@ -88,7 +88,7 @@ def located(call: Call, adjoint: Adjoint, params: Sequence[Tensor] | None) -> tu
         )
     time, y = sol.events[0].times[-1], _last(sol.events[0].states)
     if not isinstance(call.event_fn, Moving):
-        time, y = held(call.func, time, y)
+        time, y = held(call.field, time, y)
     return time.to(t), _stacked(state.y0, y)
 
 

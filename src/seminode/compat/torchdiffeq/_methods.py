@@ -56,9 +56,14 @@ class Method:
         """The order of convergence."""
         return self.own().order
 
+    @property
+    def external(self) -> bool:
+        """Whether SciPy takes the steps."""
+        return self.options == SCIPY_OPTIONS
+
     def valid_callbacks(self) -> set[str]:
         """The callbacks that it calls."""
-        if self.options == SCIPY_OPTIONS:
+        if self.external:
             return set()
         return set(ALL_CALLBACKS) if self.adaptive else {STEP_CALLBACK}
 
@@ -143,7 +148,13 @@ def find(name: str | None) -> Method:
     if name not in SOLVERS:
         known = ", ".join(f'"{each}"' for each in SOLVERS)
         raise ValueError(f'Invalid method "{name}". Must be one of {{{known}}}.')
-    return SOLVERS[name]
+    method: Any = SOLVERS[name]
+    if not isinstance(method, Method):
+        raise TypeError(
+            f'SOLVERS["{name}"]: expected a method of this library, found {method!r}. Solver classes for torchdiffeq '
+            "do not run here; write a seminode solver and pass it to seminode.solve(..., solver=...)."
+        )
+    return method
 
 
 def steps(
@@ -163,7 +174,7 @@ def steps(
     unknown = {key: value for key, value in options.items() if key not in method.options}
     if unknown:
         warnings.warn(f"{method.peer}: Unexpected arguments {unknown}", stacklevel=4)
-    if method.options == SCIPY_OPTIONS:
+    if method.external:
         return Steps(method, _scipy(options), None, (), None, None)
     if not method.adaptive:
         controller, solver = _grid(func, y0, t, method, options), _solver_on_grid(method, options, tolerances)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..._compile.torch_private import transforms_active
 from ...adjoints import Direct, Replay
 from ...extending import Observer
 from . import _arguments as arguments
@@ -100,6 +102,8 @@ def odeint_adjoint(
     if adjoint_options is None:
         adjoint_options = {key: value for key, value in (options or {}).items() if key != "norm"}
     each = call(func, y0, t, rtol, atol, method, options, event_fn)
+    if torch.is_grad_enabled():  # torchdiffeq keeps the outputs only: y0 may be overwritten before the backward pass
+        each = replace(each, state=each.state.copied())
     backward = {
         "rtol": rtol if adjoint_rtol is None else adjoint_rtol,
         "atol": atol if adjoint_atol is None else adjoint_atol,
@@ -127,7 +131,7 @@ def _adjoint(each: Call, adjoint_params: Iterable[Tensor] | None, backward: dict
     found = each.result(adjoint, None if detected and not adjoint.whole else params)
     ys = found if each.event_fn is None else found[1]
     _attach(ys if state.shapes is None else ys[0], options)
-    return found
+    return found if len(each.t) > 1 else _with_zeros(found, params)  # without a step, nothing depends on parameters
 
 
 def _peer_adjoint(each: Call, backward: dict[str, Any], norms: AdjointNorms, params: Sequence[Tensor]) -> PeerAdjoint:
@@ -225,7 +229,7 @@ def odeint_event(
     time, ys = odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
     function = events.combined(event_fn, t0[0].detach(), y0)
     y = tuple(x[-1] for x in ys) if isinstance(ys, tuple) else ys[-1]
-    time, y = events.rerouted(func, function, time, y)
+    time, y = events.rerouted(arguments.adapted(func, arguments.check_state(y0)), function, time, y)
     if isinstance(ys, tuple):
         return time, tuple(torch.cat([x[:-1], end[None]]) for x, end in zip(ys, y, strict=True))
     return time, torch.cat([ys[:-1], y[None]])
@@ -247,7 +251,7 @@ def _adjoint_params(
 
 def _with_zeros(found: Any, params: Sequence[Tensor]) -> Any:
     """The same result; parameters in need of a gradient have one of zero at least."""
-    if not params or not torch.is_grad_enabled():
+    if not params or not torch.is_grad_enabled() or transforms_active():
         return found
     if isinstance(found, tuple):
         return (_with_zeros(found[0], params), *found[1:])
