@@ -13,13 +13,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from seminode._error_norm import ErrorNorm
 from seminode._field.pytree import Layout
 from seminode._stepping.engine import EagerStepper, Engine
 from seminode._stepping.observers import Counter, Observer
 from seminode._stepping.schedule import Plan
 from seminode._stepping.step import Step
 from seminode.controllers import Controller, History, Verdict
-from seminode.norms import ErrorNorm
 from seminode.solvers.base import Evaluate, Solver, StepResult
 
 

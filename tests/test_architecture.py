@@ -37,6 +37,7 @@ LAYERS = [
     },
     {
         "tableaux",
+        "norms",
         "_field.capture",
         "_field.reach",
         "_stepping.combination",
@@ -47,7 +48,7 @@ LAYERS = [
     },
     {
         "tableaux_implicit",
-        "norms",
+        "_error_norm",
         "_stepping.interpolation",
         "_field.accounting",
         "_field.field",

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from seminode import norms
+from seminode._error_norm import ROW_PART, ErrorNorm
 from seminode._field.pytree import Layout
-from seminode.norms import AdjointState, ErrorNorm
+from seminode.norms import AdjointState
 
 
 def vector(*values: float) -> Tensor:
@@ -230,3 +231,20 @@ def test_a_norm_must_return_a_0d_tensor(value, found):
 
     with pytest.raises(ValueError, match=rf"norm: expected a function that returns a 0-d tensor, found {found}"):
         error_norm(vector(1.0), 0.0, 1.0, norm).size(vector(1.0), vector(1.0))
+
+
+def test_entries_are_measured_by_their_rows() -> None:
+    y = {"a": torch.tensor([[4.0, 0.0], [0.0, 0.0]], dtype=torch.float64), "b": torch.ones(3, dtype=torch.float64)}
+    layout = error_norm(y, 0.1, 1.0).layout
+    flat = layout.pack(y)
+    norm = ErrorNorm(layout, norms.max, 0.1, 1.0, flat, in_rows=(True, False))
+    part = ROW_PART * 2.0
+    expected = [1.0 + 0.1 * (4.0 + part), 1.0 + 0.1 * part, 1.0, 1.0, 1.1, 1.1, 1.1]
+    assert norm.allowed(flat).tolist() == pytest.approx(expected, rel=1e-15)
+    assert torch.equal(norm.scaled(0.5).allowed(flat), 0.5 * norm.allowed(flat))
+
+
+def test_large_rows_do_not_overflow() -> None:
+    y = torch.full((2, 4), 1e30)
+    norm = ErrorNorm(error_norm(y, 0.1, 1.0).layout, norms.max, 0.1, 1.0, y, in_rows=(True,))
+    assert norm.allowed(y.flatten()).isfinite().all()

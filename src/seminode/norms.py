@@ -9,7 +9,6 @@ and the parameter gradients.
 from __future__ import annotations
 
 import builtins
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._field.pytree import Layout, leaves_of, real_dtype
-from ._ranks import ALONE, Alone, Ranks
+from ._field.pytree import leaves_of, real_dtype
+from ._ranks import Alone, Ranks
 from ._untyped import numbers, vector_norm
 
 Norm = Callable[[Any], Tensor]
@@ -314,86 +313,3 @@ class EachSample:
 def _each_rms(y: Tensor) -> Tensor:
     rows = y.reshape(len(y), -1)
     return vector_norm(rows, dim=1) / math.sqrt(rows.shape[1])
-
-
-class ErrorNorm:
-    """The norm of an error relative to the tolerances.
-
-    `rtol` and `atol` are numbers or flat tensors that broadcast against the state. Of a batched solve, whose layout has
-    a batch axis, the norm gives one number per sample, and so do the methods that return a number here.
-    """
-
-    def __init__(self, layout: Layout, norm: Norm, rtol: float | Tensor, atol: float | Tensor, like: Tensor):
-        self.layout = layout
-        self.ranks: Alone = ALONE
-        self._counts: list[float] = []  # of entries on all ranks
-        if isinstance(norm, Distributed):
-            self.ranks, norm = Ranks(norm.group), Moments(norm.norm)
-        #: What is computed of a state; over several ranks, its moments.
-        self.norm = norm
-        self.rtol = rtol
-        # The usual case, the root mean square of one tensor, divides by √n on the host: one kernel less per step.
-        self._root = math.sqrt(like.numel()) if norm is rms and layout.single else None
-        dtype = real_dtype(like)
-        # With atol = 0, an entry that stays exactly zero would give 0/0 = NaN.
-        floor = torch.finfo(dtype).tiny
-        if isinstance(atol, Tensor):
-            self.atol = atol.clamp(min=floor)
-        else:
-            self.atol = torch.full((), builtins.max(atol, floor), dtype=dtype, device=like.device)
-
-    def allowed(self, magnitude: Tensor) -> Tensor:
-        """atol + rtol·magnitude."""
-        if isinstance(self.rtol, float):
-            return torch.add(self.atol, magnitude, alpha=self.rtol)
-        return self.atol + self.rtol * magnitude
-
-    def size(self, x: Tensor, y: Tensor) -> float:
-        """‖x / (atol + rtol·|y|)‖."""
-        return self.measured(x / self.allowed(y.abs()))
-
-    def ratio(self, error: Tensor, y0: Tensor, y1: Tensor) -> float:
-        """‖error / (atol + rtol·max(|y0|, |y1|))‖: a step is accepted when this is at most one."""
-        return self.measured(error / self.allowed(torch.maximum(y0.abs(), y1.abs())))
-
-    def worst_leaf(self, error: Tensor, y0: Tensor, y1: Tensor) -> str | None:
-        """Name of the leaf with the largest relative error; `None` if the state has only one leaf."""
-        if self.layout.single:
-            return None
-        ratio = error / self.allowed(torch.maximum(y0.abs(), y1.abs()))
-        sizes = [float(rms(leaf)) if leaf.numel() else 0.0 for leaf in self.layout.segments(ratio)]
-        return self.layout.names[sizes.index(builtins.max(sizes))]
-
-    def scaled(self, factor: float) -> ErrorNorm:
-        """The same with tolerances multiplied by a factor."""
-        scaled = copy.copy(self)
-        scaled.rtol, scaled.atol = self.rtol * factor, self.atol * factor
-        return scaled
-
-    def failed(self, like: Tensor) -> float:
-        """The size of an error that could not be computed: infinite, on all ranks."""
-        return self.measured(torch.full_like(like, math.inf)) if self.ranks.several else math.inf
-
-    def measured(self, ratio: Tensor) -> float:
-        """The norm of an error that is already divided by the tolerance, as a Python float."""
-        if self._root is not None:
-            return vector_norm(ratio).item() / self._root
-        if isinstance(self.norm, Moments):
-            return self.read(self.norm(self.layout.unpack(ratio)))
-        size: Any = self.norm(self.layout.unpack(ratio))  # which a user may have written
-        expected = 1 if self.layout.axis == 0 else len(ratio)
-        if isinstance(size, Tensor) and size.numel() == expected and not size.is_complex():
-            return self.read(size)
-        returned: Any = type(size).__name__
-        if isinstance(size, Tensor):
-            returned = size.dtype if size.is_complex() else tuple(size.shape)
-        raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {returned}")
-
-    def read(self, size: Tensor) -> Any:
-        """A norm as a Python float; one number per sample, as a tensor on the host."""
-        if isinstance(self.norm, Moments):
-            if not self._counts and self.norm.norm is not max:
-                shapes = self.layout.unpack(torch.empty(sum(x.numel() for x in self.layout.shapes), device="meta"))
-                self._counts = self.ranks.sums(self.norm.counts(shapes))
-            return self.norm.value(size, self._counts, self.ranks)
-        return size.item() if self.layout.axis == 0 else size.to("cpu", torch.float64)

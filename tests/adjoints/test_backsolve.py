@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -231,7 +232,8 @@ def test_accumulating_parameters_changes_no_step(seed: int) -> None:
     y0, ts, weights = start.clone().requires_grad_(), ts[[0, -1]], weights[-1] / weights[-1].abs().max()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sn.DriftWarning)
-        sol = sn.solve(field, y0, ts, adjoint=sn.Backsolve(norm="seminorm"), record=True, save="last", **tolerances)
+        adjoint = sn.Backsolve(norm="seminorm", relative_to="entry")
+        sol = sn.solve(field, y0, ts, adjoint=adjoint, record=True, save="last", **tolerances)
         found = gradients((sol.ys[-1] * weights).sum(), y0, field)
     state = {"z": sol.ys[-1].detach(), "a_z": weights, "params": tuple(map(torch.zeros_like, field.parameters()))}
     with torch.no_grad():
@@ -452,3 +454,50 @@ def test_estimates_of_the_parameter_integral() -> None:
             assert stats.params_error < 100 * rtol
             if not isinstance(adjoint, sn.Quadrature):
                 assert distance(found, exact) < 10 * stats.params_error + rtol
+
+
+class Uneven(nn.Module):
+    """A field whose adjoint has large and small entries: half of the channels hardly matter to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn((16, 16), generator=generator, dtype=torch.float64) / 4.0)
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return torch.relu(y @ self.weight + torch.cos(3.0 * t)) - y
+
+
+def uneven_gradient(compiled: bool = False, **options: Any) -> tuple[list[Tensor], int]:
+    field = Uneven()
+    y0 = torch.randn((8, 16), generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    weights = 10.0 ** -torch.arange(16.0, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sn.DriftWarning)
+        sol = sn.solve(field, y0, [0.0, 3.0], save="last", compile=compiled, **options)
+        found = gradients((sol.ys[-1] * weights).sum(), y0, field)
+    assert sol.stats.backward is not None
+    return found, sol.stats.backward.nfe
+
+
+def test_small_entries_of_a_sample_do_not_shorten_the_steps() -> None:
+    expected, _ = uneven_gradient(adjoint=sn.Direct(), rtol=1e-11, atol=1e-13)
+    options: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-9}
+    sample, few = uneven_gradient(adjoint=sn.Backsolve(), **options)
+    entry, many = uneven_gradient(adjoint=sn.Backsolve(relative_to="entry"), **options)
+    assert few < 0.75 * many
+    assert distance(sample, expected) < 5.0 * distance(entry, expected)
+
+
+def test_an_adjoint_that_decays_keeps_its_relative_accuracy() -> None:
+    """y′ = −2y: on the way back a_z decays to e⁻¹², and stays accurate to some digits."""
+    y0 = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    sol = sn.solve(lambda t, y: -2.0 * y, y0, [0.0, 6.0], adjoint=sn.Interpolating(rtol=1e-6, atol=1e-12))
+    sol.ys[-1].sum().backward()
+    assert y0.grad is not None
+    assert y0.grad.tolist() == [pytest.approx([math.exp(-12.0)] * 2, rel=1e-4)] * 2
+
+
+def test_relative_to_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"relative_to: expected 'sample' or 'entry', found 'row'"):
+        sn.Backsolve(relative_to="row")  # type: ignore[arg-type]

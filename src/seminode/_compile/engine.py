@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.determinism import Determinism
 from .._field.field import as_time
 from .._field.pytree import real_dtype
@@ -16,7 +17,6 @@ from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
 from .._stepping.step import Attempt, Step
 from ..errors import CompileWarning, warn
-from ..norms import ErrorNorm
 from ..solvers.base import Solver, StepResult
 from ..solvers.explicit import ExplicitRungeKutta
 from ..solvers.reversible import CoupledSolver, PairMemory

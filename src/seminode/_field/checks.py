@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import norms
+from .._error_norm import ErrorNorm
 from ..controllers import Controller, Integral
 from ..errors import ToleranceWarning, warn
 from ..events import Event
-from ..norms import ErrorNorm, Norm
+from ..norms import Norm
 from ..solvers import BY_NAME, Solver
 from .capture import restricted
 from .event_function import EventFunction

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from .._compile.torch_private import transforms_active
+from .._error_norm import ErrorNorm
 from .._field.pytree import real_dtype
 from .._field.reach import reachable
 from .._stepping.observers import Observer
 from .._stepping.problem import Problem
-from ..norms import ErrorNorm, Without, over_ranks
+from ..norms import Without, over_ranks
 from .detect import Reader, looked_at
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.pytree import Layout, is_finite
 from .._ranks import ALONE, Alone
 from ..errors import NonFiniteState
-from ..norms import ErrorNorm
 from .combination import combine
 from .engine import Engine
 from .first_step import first_step

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.accounting import Evaluation
 from .._field.determinism import Determinism
 from .._field.field import Field, as_time
 from .._field.linearisation import Linearisation
 from .._field.pytree import Layout, real_dtype
-from ..norms import ErrorNorm
 from ..solvers._linear import Jacobian, LinearSolver, given_jacobian, jacobian_of
 from ..solvers.base import Evaluate, Memory, Solver
 from .combination import MovingStep, StepSize

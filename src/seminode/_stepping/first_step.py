@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..norms import ErrorNorm
+from .._error_norm import ErrorNorm
 from .elementwise import choose, isfinite, maximum, minimum
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.batch_checks import check_separable
 from .._field.pytree import real_dtype
-from ..norms import ErrorNorm
 from ..solvers.base import Memory, Solver
 from .engine import Engine
 from .lane_outputs import Rows

@@ -9,10 +9,10 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.pytree import is_finite
 from .._ranks import ALONE
 from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
-from ..norms import ErrorNorm
 from ..solvers.base import Memory
 from .engine import Engine
 from .observers import Observer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._ranks import ALONE, Alone
-from ..norms import ErrorNorm
 
 if TYPE_CHECKING:
     from .._field.event_function import EventFunction

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.pytree import is_finite, real_dtype
 from .._untyped import numbers
 from ..controllers import Controller
 from ..grids import Grid
-from ..norms import ErrorNorm
 from ..solvers.base import Evaluate, Memory, Solver, StepResult
 from .combination import MovingStep, StepSize, length
 from .interpolation import coefficients, evaluate

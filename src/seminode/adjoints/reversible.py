@@ -11,13 +11,14 @@ from torch import Tensor
 from .._compile.graph import NotCompiled
 from .._compile.programs import large, undoing_program
 from .._compile.torch_private import backpropagate
+from .._error_norm import ErrorNorm
 from .._field.checks import DEFAULT_TOLERANCES
 from .._field.pytree import real_dtype
 from .._stepping.observers import EndTape, State
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
 from ..errors import DriftWarning, warn
-from ..norms import ErrorNorm, mixed_per_tensor
+from ..norms import mixed_per_tensor
 from ..solvers.reversible import CoupledSolver, Increment, ReversibleSolver
 from ._autograd import BackwardRequest
 from ._discrete.states import States

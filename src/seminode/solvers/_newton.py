@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._field.linearisation import from_real, to_real
 from .._stepping.combination import scaled_sum, sparse
-from ..norms import ErrorNorm
 from ._linear import Jacobian, Spectrum, StageFactors
 from ._stages import Block
 from .base import ImplicitEvaluate, IterationCounter

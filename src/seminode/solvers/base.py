@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .._error_norm import ErrorNorm
 from .._stepping.combination import StepSize
-from ..norms import ErrorNorm
 
 if TYPE_CHECKING:
     from ._linear import Jacobian, LinearSolver

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._error_norm import ErrorNorm
 from ..._stepping.schedule import Plan
 from ..._stepping.step import attempt
-from ...norms import ErrorNorm
 from ...solvers.reversible import CoupledSolver, Increment, PairMemory, State
 from ..graph import Capture
 from ..inductor import compile_graph

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._error_norm import ErrorNorm
 from ..._stepping.schedule import Plan
-from ...norms import ErrorNorm
 from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
 from ..graph import Capture

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._error_norm import ErrorNorm
 from ..._field.field import as_time
 from ..._field.pytree import real_dtype
 from ..._stepping.schedule import Plan
 from ..._stepping.step import completed
-from ...norms import ErrorNorm
 from ...solvers.base import Solver, StepResult
 from ..graph import Capture
 from ..inductor import compile_graph, split

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._error_norm import ErrorNorm
 from ..._field.pytree import real_dtype, wide_dtype
 from ..._stepping.first_step import first_step
 from ..._stepping.schedule import Plan
-from ...norms import ErrorNorm
 from ...solvers.base import Solver
 from ..graph import Capture
 from ..inductor import compile_graph
@@ -28,7 +28,7 @@ class TracedNorm:
         self._error, self._rtol, self._atol = error, rtol, atol
 
     def allowed(self, magnitude: Tensor) -> Tensor:
-        return self._atol + self._rtol * magnitude
+        return self._atol + self._rtol * self._error.sizes(magnitude)
 
     def measured(self, ratio: Tensor) -> Tensor:
         size = self._error.norm(self._error.layout.unpack(ratio))

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._error_norm import ErrorNorm
 from ..._field.field import as_time
 from ..._field.pytree import HALF, real_dtype
 from ..._stepping.combination import StepSize
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Attempt, attempt
-from ...norms import ErrorNorm
 from ...solvers.base import Evaluate, Solver
 from ..graph import Capture
 from ..inductor import compile_graph
@@ -115,7 +115,7 @@ def ratio_of(error: ErrorNorm | None, taken: Attempt, y: Tensor, allowed: Sequen
         return y1.sum()  # that of a batched solve looks at the samples itself
     assert taken.error is not None
     rtol, atol = allowed
-    scale = atol + rtol * torch.maximum(y.abs(), y1.abs())
+    scale = atol + rtol * error.sizes(torch.maximum(y.abs(), y1.abs()))
     return error.norm(error.layout.unpack(taken.error / scale))
 
 
@@ -201,7 +201,7 @@ class Tuned:
 
 def key_of(error: ErrorNorm | None) -> Hashable:
     """The part of an error norm that a program depends on."""
-    return None if error is None else (error.norm, error.layout)
+    return None if error is None else (error.norm, error.layout, error.in_rows)
 
 
 def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:

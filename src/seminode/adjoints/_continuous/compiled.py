@@ -12,13 +12,13 @@ from torch import Tensor
 from ..._compile.engine import compiled_step, warn_not_compiled
 from ..._compile.graph import Capture, NotCompiled
 from ..._compile.programs import Tuned, chosen_of, key_of, large, nodes_of, replaced, tolerances, whole_step
+from ..._error_norm import ErrorNorm
 from ..._field.pytree import real_dtype
 from ..._stepping.combination import combine, sparse
 from ..._stepping.engine import EvaluationLog, Evaluator, Stepper
 from ..._stepping.interpolation import weights_at
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
-from ...norms import ErrorNorm
 from ...solvers.base import Memory, Solver
 from .._sums import Sums
 from .parameter_integral import Folded, ParameterIntegral, sample_stride, sampled

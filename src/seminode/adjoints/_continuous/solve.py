@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ... import norms
-from ..._field.pytree import is_finite, real_dtype
+from ..._error_norm import ErrorNorm
+from ..._field.pytree import Layout, is_finite, real_dtype
 from ..._stepping.beginning import select_first_step
 from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, announced, eager_engine
 from ..._stepping.loop import integrate
@@ -18,7 +19,7 @@ from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
 from ..._stepping.schedule import Schedule
 from ...controllers import Controller
 from ...errors import NonFiniteState, SolveError
-from ...norms import ErrorNorm, Norm
+from ...norms import Norm
 from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest, Gradients, agreed_sizes, check_cotangents, check_samples
@@ -56,6 +57,7 @@ class Method(NamedTuple):
     time_in_state: bool = False  # a_t is part of the solver's state even if nobody asks for it
     observers: tuple[Observer, ...] = ()  # of the user
     check_drift: bool = True
+    in_rows: bool = False  # entries of a_z are measured by the size of their sample too
 
 
 class IntegralContext(NamedTuple):
@@ -183,9 +185,17 @@ class BackwardSolve:
                 rest = like.numel() - 2 * own.numel() - len(front)
                 value = torch.cat([*front, own, own, own.min().expand(rest)])
             tolerances.append(value)
-        return ErrorNorm(
-            layout, norms.over_ranks(self.method.norm, self.problem.ranks), tolerances[0], tolerances[1], like
-        )
+        norm = norms.over_ranks(self.method.norm, self.problem.ranks)
+        in_rows = self._in_rows(layout) if self.method.in_rows else ()
+        return ErrorNorm(layout, norm, tolerances[0], tolerances[1], like, in_rows)
+
+    def _in_rows(self, layout: Layout) -> tuple[bool, ...]:
+        """Which segments have samples and channels: those of a_z.
+
+        What follows from a_z, the gradients, are sums over channels: an entry that is small among the others of its
+        sample need not be known to as many digits as they are.
+        """
+        return tuple(name.startswith("a_z") and len(x) > 1 for name, x in zip(layout.names, layout.shapes, strict=True))
 
     def _stops(self, rows: Sequence[float]) -> Iterator[Stop]:
         """Output times with a cotangent, the last first. The value at the start is y0 itself: no stop."""
