@@ -10,7 +10,7 @@ from seminode.errors import SolveError
 
 from .data.errors import DataError
 from .display import Display, share, showing
-from .running import STARTS, Root, comes_first, run
+from .running import Root, comes_first, run, start_folder
 from .settings import Settings
 from .store import Busy, StoreError, Taken
 from .training import TrainingFailed
@@ -30,8 +30,9 @@ def attempt(
     """Make a run and display its progress; return its result. If it needs starting weights, train them first."""
     first = comes_first(settings, out)
     if first is not None:
-        with showing(out / STARTS / first.name, display, tensorboard) as progress:
-            run(first, out / STARTS, root, progress, wait=True)
+        place = start_folder(first, out)
+        with showing(place / first.name, display, tensorboard) as progress:
+            run(first, place, root, progress, wait=True)
     with showing(out / settings.name, display, tensorboard) as progress:
         return run(settings, out, root, progress, resume)
 

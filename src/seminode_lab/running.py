@@ -18,7 +18,7 @@ from .models import pendulum
 from .modes import solve_options
 from .progress import TrainingCallbacks
 from .provenance import circumstances
-from .settings import Settings
+from .settings import Settings, all_runs
 from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
 from .training import SPLITS, Training
@@ -86,7 +86,8 @@ def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
     torch.manual_seed(settings.seed)
     if settings.experiment == "ncde":
         found = series(settings, root)
-        return SeriesTask(model_of(settings, (found["train"].channels,), **options), found, batch, device)
+        net = model_of(settings, (found["train"].channels,), **options)
+        return SeriesTask(net, found, batch, device, settings.shifts)
     if settings.experiment == "hnn":
         windows: dict[str, Tensor] = dict(zip(SPLITS, sets.pendulum(root), strict=True))
         net = model_of(settings, (), **options)
@@ -126,6 +127,14 @@ def comes_first(settings: Settings, out: Path) -> Settings | None:
     return None if begun else settings.before()
 
 
+def start_folder(first: Settings, out: Path) -> Path:
+    """The folder of run folders that a run with initial weights belongs to.
+
+    A run of the preset, which has its own place in the tables, is not made twice.
+    """
+    return out if first in all_runs(first.preset) else out / STARTS
+
+
 def run(
     settings: Settings,
     out: Path,
@@ -151,8 +160,9 @@ def run(
         task = task_of(settings, root)
         first = comes_first(settings, out)
         if first is not None:
-            run(first, out / STARTS, root, wait=True)
-            task.model.load_state_dict(Checkpoint.load(out / STARTS / first.name / CHECKPOINT).part("best"))
+            place = start_folder(first, out)
+            run(first, place, root, wait=True)
+            task.model.load_state_dict(Checkpoint.load(place / first.name / CHECKPOINT).part("best"))
         training = Training(folder, task, settings.schedule, settings.seed, progress)
         if training.resume():
             folder.resumed(training.next_epoch, config["circumstances"])

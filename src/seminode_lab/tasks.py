@@ -62,14 +62,40 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
         """The loss of a batch and the number of correctly classified samples."""
 
 
+def shifted(x: Tensor, by: Tensor) -> Tensor:
+    """Series (batch, times, channels), each shifted by its own number of samples; the first or last sample is repeated.
+
+    Example:
+        >>> shifted(torch.arange(4.0).expand(2, 4)[..., None], torch.tensor([1, -2]))[..., 0].tolist()
+        [[0.0, 0.0, 1.0, 2.0], [2.0, 3.0, 3.0, 3.0]]
+    """
+    times = x.shape[1]
+    at = (torch.arange(times) - by[:, None]).clamp(0, times - 1)
+    return x.gather(1, at[..., None].expand_as(x))
+
+
 class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
     """Classify series by the final value of a neural CDE. The loss is the mean cross-entropy."""
 
     accuracy = True
 
+    def __init__(
+        self,
+        model: NeuralCDE,
+        data: Mapping[str, SeriesSet],
+        batch: int,
+        device: torch.device | str = "cpu",
+        shifts: int = 0,
+    ):
+        super().__init__(model, data, batch, device)
+        self.shifts = shifts  # samples by which series are shifted in training, at most, earlier or later
+
     def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
         data = self.data[split]
-        x, labels, lengths = data.x[rows].to(self.device), data.labels[rows].to(self.device), data.lengths[rows]
+        x, labels, lengths = data.x[rows], data.labels[rows].to(self.device), data.lengths[rows]
+        if self.shifts and split == "train" and self.model.training:
+            x = shifted(x, torch.randint(-self.shifts, self.shifts + 1, (len(x),)))
+        x = x.to(self.device)
         # Series of equal length, such as those of the paper, need no mask.
         same = bool((lengths == x.shape[1]).all())
         logits = self.model(x, lengths=None if same else lengths.to(self.device))

@@ -30,6 +30,8 @@ SPLITS = ("train", "validation", "test")
 #: Quantities that are summed over all updates.
 TOTALS = ("forward_nfe", "backward_nfe", "backward_rejected", "backward_accepted", "drifted")
 
+DECAYS = ("plateau", "cosine")
+
 
 class TrainingFailed(Exception):
     """Training cannot continue. The message gives the reason."""
@@ -49,6 +51,22 @@ class Schedule:
     warm_up: int = 0  # iterations in which the learning rate increases
     selects: bool = True  # whether the training loss determines the learning rate and the best weights
     optimiser: str = "AdamW"
+    decay: str = "plateau"  # or "cosine": from `lr` to 0 over the whole training, whatever the loss
+
+    def __post_init__(self) -> None:
+        if self.decay not in DECAYS:
+            raise ValueError(f"decay: expected one of {', '.join(DECAYS)}, found {self.decay!r}")
+
+    def rate(self, iteration: int, iterations: int | None) -> float | None:
+        """The learning rate of an update, of so many in total; `None` if it stays as it is."""
+        if iteration < self.warm_up:
+            return self.lr * (iteration + 1) / self.warm_up
+        if self.decay == "plateau":
+            return None
+        if iterations is None:
+            raise TrainingFailed("a cosine needs the number of batches of an epoch, which is not known here")
+        done = (iteration - self.warm_up) / max(1, iterations - self.warm_up)
+        return self.lr * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
 
     def evaluates(self, epoch: int) -> bool:
         return epoch % self.every == 0 or epoch == self.epochs - 1
@@ -258,10 +276,10 @@ class Training:
         self.run.save(self.checkpoint())
 
     def _update(self, epoch: int, i: int, batch: Any) -> None:
-        schedule = self.schedule
-        if self.iterations < schedule.warm_up:
-            for group in self.optimiser.param_groups:
-                group["lr"] = schedule.lr * (self.iterations + 1) / schedule.warm_up
+        batches = self.task.count("train")
+        rate = self.schedule.rate(self.iterations, None if batches is None else batches * self.schedule.epochs)
+        for group in self.optimiser.param_groups if rate is not None else ():
+            group["lr"] = rate
         outcome = self.task.outcome(batch, record=False)
         loss = outcome.loss.item()
         where = f"epoch {epoch}, batch {i}"
@@ -328,7 +346,8 @@ class Training:
         self.progress.evaluated(evaluation)
 
     def _select(self, epoch: int, loss: float) -> None:
-        self.plateau.step(loss)
+        if self.schedule.decay == "plateau":
+            self.plateau.step(loss)
         if loss * 1.0001 < self.best_loss:
             self.best_loss, self.best_epoch, self.best = loss, epoch, self._weights()
         self.stopped = epoch > self.best_epoch + self.schedule.give_up
