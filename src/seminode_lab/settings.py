@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .modes import MODES, adjoint_name
-from .training import Schedule
+from .schedule import Schedule
 
 EXPERIMENTS = ("ncde", "cnf", "hnn")
 #: The tolerances of the neural CDE's three rows.
@@ -45,7 +45,7 @@ class Settings:
             it is trained through the solver; 0 in the published runs.
         start: training shared with other modes and tolerances; none in the published runs.
         adjoint: replaces the adjoint of the mode; for example `"Quadrature"` or `"Checkpointed(4)"`.
-        shifts: samples by which training series of a neural CDE are shifted at random, at most; 0 in the published runs.
+        shifts: samples by which training series of a neural CDE are shifted at random, at most; published: 0.
     """
 
     experiment: str

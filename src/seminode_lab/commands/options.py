@@ -14,7 +14,7 @@ from seminode.cli import missing_dependency
 if TYPE_CHECKING:
     from ..store import Finished
 
-PRESETS = "quick (shipped data, minutes), cpu (real data, reduced, hours) or paper (as published)"
+PRESETS = "quick (shipped data, minutes), cpu (real data, reduced, hours), long (from scratch, days) or paper"
 
 
 def add_preset(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,8 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     compiled: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
     parser.add_argument("--compile", help="compile steps; default: that of the preset", **compiled)
     parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads per process")
+    often = "minutes between checkpoints within an epoch; default: 10"
+    parser.add_argument("--checkpoint-minutes", type=float, default=10.0, metavar="M", help=often)
     parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
 
 
@@ -40,6 +42,11 @@ def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 def at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, found {value}")
+
+
+def check_minutes(minutes: float) -> None:
+    if not minutes > 0.0:
+        raise ValueError(f"checkpoint_minutes: expected a positive number, found {minutes:g}")
 
 
 def check_device(device: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import add_place, add_preset, at_least_one, check_device, cores, given, guarded
+from .options import add_place, add_preset, at_least_one, check_device, check_minutes, cores, given, guarded
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -73,13 +73,15 @@ def _orders(options: argparse.Namespace) -> list[Order]:
 
     for name in ("jobs", "threads"):
         at_least_one(name, getattr(options, name))
+    check_minutes(options.checkpoint_minutes)
     runs = _runs(options)
     out = out_of(options).absolute()
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"out: expected a folder, found the file {str(out)!r}")
     root = data_dir(options.data_dir).absolute()
     usual = 1 if options.engine == "ray" else max(1, cores() // (options.jobs or 1))
-    return [Order(run, out, root, options.threads or usual, not options.no_tensorboard) for run in runs]
+    given = (options.threads or usual, not options.no_tensorboard, options.checkpoint_minutes)
+    return [Order(run, out, root, *given) for run in runs]
 
 
 def _runs(options: argparse.Namespace) -> list[Settings]:
