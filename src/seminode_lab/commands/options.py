@@ -23,15 +23,25 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Add the folders of runs and data, and the options of PyTorch."""
+    add_writing(parser)
+    add_machine(parser)
+
+
+def add_writing(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of runs, and what is written to it."""
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of run folders; default: out/PRESET")
+    often = "minutes between checkpoints within an epoch; default: 10"
+    parser.add_argument("--checkpoint-minutes", type=float, default=10.0, metavar="M", help=often)
+    parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of data and the options of PyTorch."""
     parser.add_argument("--data-dir", metavar="DIR", help="folder with data")
     parser.add_argument("--device", metavar="D", help="PyTorch device, such as cpu or cuda; default: the preset's")
     compiled: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
     parser.add_argument("--compile", help="compile steps; default: that of the preset", **compiled)
     parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads per process")
-    often = "minutes between checkpoints within an epoch; default: 10"
-    parser.add_argument("--checkpoint-minutes", type=float, default=10.0, metavar="M", help=often)
-    parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
