@@ -17,6 +17,7 @@ from seminode.models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODE
 from . import data as sets
 from .models import pendulum
 from .modes import solve_options
+from .peers import solved_by
 from .progress import TrainingCallbacks
 from .provenance import circumstances
 from .ranks import Ranks, own_device
@@ -100,7 +101,14 @@ def common_steps(settings: Settings) -> dict[str, Any]:
 def task_of(settings: Settings, root: Root = None, ranks: Ranks | None = None) -> ModelTask[Any, Any]:
     """The task of a run. The model is initialised from the seed."""
     options = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile, **options_of(settings)}
-    if ranks is not None and ranks.size > 1:
+    ranks = ranks or Ranks()
+    if settings.library is not None:
+        if ranks.size > 1:
+            raise ValueError(f"nproc: expected 1 for runs with {settings.library}, found {ranks.size}")
+        task = _task(settings, root, options | {"compile": False})
+        task.solves = solved_by(settings.library, task.model, settings.mode)
+        return task
+    if ranks.size > 1:
         task = _task(settings, root, options | common_steps(settings))
         task.share(ranks)
         return task

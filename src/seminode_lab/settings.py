@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .modes import MODES, adjoint_name
+from .modes import ALL_MODES, MODES, adjoint_name
+from .peers import LIBRARIES
 from .schedule import Schedule
 
 EXPERIMENTS = ("ncde", "cnf", "hnn")
@@ -46,6 +47,7 @@ class Settings:
         start: training shared with other modes and tolerances; none in the published runs.
         adjoint: replaces the adjoint of the mode; for example `"Quadrature"` or `"Checkpointed(4)"`.
         shifts: samples by which training series of a neural CDE are shifted at random, at most; published: 0.
+        library: the library that solves, if it is not seminode.
     """
 
     experiment: str
@@ -65,12 +67,15 @@ class Settings:
     adjoint: str | None = None
     start: CommonStart | None = None
     shifts: int = 0
+    library: str | None = None
 
     def __post_init__(self) -> None:
         if self.experiment not in EXPERIMENTS:
             raise ValueError(f"experiment: {_expected(self.experiment, EXPERIMENTS)}")
-        if self.mode not in MODES:
-            raise ValueError(f"mode: {_expected(self.mode, MODES)}")
+        if self.mode not in ALL_MODES:
+            raise ValueError(f"mode: {_expected(self.mode, ALL_MODES)}")
+        if self.library is not None and self.library not in LIBRARIES:
+            raise ValueError(f"library: {_expected(self.library, tuple(LIBRARIES))}")
         if self.adjoint is not None:
             object.__setattr__(self, "adjoint", adjoint_name(self.adjoint))
 
@@ -86,7 +91,8 @@ class Settings:
     def name(self) -> str:
         """The name of the run and of its folder."""
         other = "" if self.adjoint is None else "-" + re.sub(r"[^a-z0-9.]+", "-", self.adjoint.lower()).strip("-")
-        return f"{self.row}-{self.mode}{other}-{self.seed}"
+        library = "" if self.library is None else f"-{self.library}"
+        return f"{self.row}-{self.mode}{other}{library}-{self.seed}"
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, without those later additions to the settings that have their defaults.
@@ -96,7 +102,7 @@ class Settings:
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         for schedule in filter(None, (found["schedule"], (found["start"] or {}).get("schedule"))):
             _without(schedule, {"decay": "plateau"})
-        return _without(found, {"adjoint": None, "start": None, "shifts": 0})
+        return _without(found, {"adjoint": None, "start": None, "shifts": 0, "library": None})
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Settings:
@@ -117,7 +123,13 @@ class Settings:
         if self.start is None:
             return None
         rtol, atol = max(self.rtol, TOLERANCES[0][0]), max(self.atol, TOLERANCES[0][1])
-        start = {"schedule": self.start.schedule, "sizes": self.start.sizes, "start": None, "adjoint": None}
+        start = {
+            "schedule": self.start.schedule,
+            "sizes": self.start.sizes,
+            "start": None,
+            "adjoint": None,
+            "library": None,
+        }
         return self.changed(mode="best", rtol=rtol, atol=atol, **start)
 
 

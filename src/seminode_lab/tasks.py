@@ -16,6 +16,7 @@ from seminode.models.base import SolvingModule
 
 from .data import SeriesSet
 from .models import pendulum
+from .peers import SolveLog
 from .ranks import Ranks
 from .task import Outcome, Task, Trial
 
@@ -31,6 +32,8 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
 
     #: Processes that share every batch.
     ranks: Ranks = Ranks()
+    #: The solves of another library, if the model does not solve itself.
+    solves: SolveLog | None = None
 
     def __init__(self, model: Solving, data: Mapping[str, Samples], batch: int, device: torch.device | str = "cpu"):
         self.model = model.to(device)
@@ -61,6 +64,8 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
         split, *drawn = batch
         rows, *drawn = map(self.ranks.own, drawn)
         loss, right = self.loss(split, rows, *drawn)
+        if self.solves is not None:
+            return Outcome(loss, len(rows), self.solves.taken(), (), right)
         return Outcome(loss, len(rows), self.model.stats, self.model.records, right)
 
     def prepare(self) -> None:

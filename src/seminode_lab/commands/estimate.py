@@ -42,7 +42,7 @@ def _estimate(options: argparse.Namespace) -> int:
     from ..sweeping import chosen
 
     at_least_one("threads", options.threads)
-    runs = chosen(options.preset, options.experiment or (), options.only or (), options.seeds)
+    runs = chosen(options.preset, options.experiment or (), options.only or (), options.seeds, options.library)
     runs = [run.changed(**given(options, "device", "compile")) for run in runs]
     for device in {run.device for run in runs}:
         check_device(device)

@@ -86,7 +86,8 @@ def complete_runs(folder: Path, *, name_others: bool = True) -> list[Finished]:
     notes += [f"{folder / name}: {reason}" for name, reason in gathered.left_out.items()]
     for note in notes if name_others else ():
         print(f"note: left out: {' '.join(note.split())}", file=sys.stderr)
-    found = sorted((run for problem in gathered.problems for run in problem.runs), key=lambda run: run.path)
+    problems = (*gathered.problems, *gathered.peers)
+    found = sorted((run for problem in problems for run in problem.runs), key=lambda run: run.path)
     if not found:
         raise StoreError(f"{folder}: expected run folders, found none that is complete")
     return found

@@ -36,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
     adjoints = "replaces the adjoint of the mode: backsolve, quadrature, replay, direct, 'checkpointed(4)', …"
     parser.add_argument("--adjoint", metavar="NAME", help=adjoints)
+    parser.add_argument("--library", metavar="NAME", help="library that solves: torchdiffeq; default: seminode")
     parser.add_argument("--epochs", type=int, metavar="N", help="epochs of training")
     parser.add_argument("--batch", type=int, metavar="N", help="samples per batch")
     add_place(parser)
@@ -109,7 +110,7 @@ def settings_of(options: argparse.Namespace) -> tuple[Settings, bool]:
     preset = rows(options.preset)
     preset[0].changed(experiment=options.experiment)  # raises an error for an unknown experiment
     row = _row([row for row in preset if row.experiment == options.experiment], options)
-    changes = given(options, "rtol", "atol", "batch", "device", "compile", "adjoint")
+    changes = given(options, "rtol", "atol", "batch", "device", "compile", "adjoint", "library")
     if options.epochs is not None:
         changes["schedule"] = replace(row.schedule, epochs=options.epochs)
     settings = row.changed(**changes, mode=options.norm, seed=options.seed)

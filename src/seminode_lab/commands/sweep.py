@@ -51,6 +51,7 @@ def configure_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experiment", nargs="+", action="extend", metavar="NAME", help=experiments)
     only = "only runs whose names match, such as 'ncde-*-best-*'"
     parser.add_argument("--only", nargs="+", action="extend", metavar="PATTERN", help=only)
+    parser.add_argument("--library", metavar="NAME", help="library that solves: torchdiffeq; default: seminode")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds per row; default: that of the preset")
 
 
@@ -106,7 +107,7 @@ def _runs(options: argparse.Namespace) -> list[Settings]:
 
     for name in options.experiment or ():
         rows(options.preset)[0].changed(experiment=name)  # raises an error for an unknown experiment
-    found = chosen(options.preset, options.experiment or (), options.only or (), options.seeds)
+    found = chosen(options.preset, options.experiment or (), options.only or (), options.seeds, options.library)
     changes = given(options, "device", "compile")
     for device in {run.changed(**changes).device for run in found}:
         check_device(device)
