@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seminode.models import MatrixField
 from seminode_lab import origins
 from seminode_lab.figures import origins as figure
 from seminode_lab.origins import Case, Longest, Outcome, SegmentWatch, Sizes
@@ -16,7 +17,7 @@ from seminode_lab.store import StoreError, read_json
 
 @pytest.fixture(scope="module")
 def series() -> origins.sets.SeriesSet:
-    found = origins.samples()
+    found = origins.samples(0)
     rows = torch.arange(4)
     return dataclasses.replace(found, x=found.x[rows], lengths=found.lengths[rows], labels=found.labels[rows])
 
@@ -54,12 +55,36 @@ def test_an_outcome(series: origins.sets.SeriesSet) -> None:
     found = origins.outcome(SMALL, series)
     assert found.mixed >= found.seminorm > 0
     assert 0.0 <= found.by_params <= 1.0
-    assert abs(found.predicted_saving - found.saving) < 30.0
+    assert abs(found.predicted_saving() - found.saving) < 30.0
+    assert list(found.predictions) == ["1", "1.5", "2", "3", "5"]
+
+
+def test_the_cases_that_judge_are_not_those_the_rule_was_chosen_on(series: origins.sets.SeriesSet) -> None:
+    rows = [origins.samples(seed).x for seed in (origins.CHOSEN_ON, *origins.HELD_OUT)]
+    for i, one in enumerate(rows):
+        for other in rows[i + 1 :]:
+            assert not (one[:, None] == other[None]).flatten(2).all(2).any()
+    chosen = list(origins.cases())
+    found = [Outcome(100, 50, {"1": 50}, 1.0)] * len(chosen)
+    sizes = {name: len(each) for name, each in origins.groups(chosen, found).items()}
+    assert sizes == {"chosen on": 26, "held out": 52, "smooth": 26}
+    assert origins.explained(found) is None
+
+
+def test_smooth_networks_have_no_kinks(monkeypatch: pytest.MonkeyPatch, series: origins.sets.SeriesSet) -> None:
+    built: list[torch.nn.Module] = []
+    monkeypatch.setattr(
+        origins, "MatrixField", lambda *args, **given: built.append(MatrixField(*args, **given)) or built[-1]
+    )
+    origins.solved(dataclasses.replace(SMALL, smooth=True), series, "seminorm")
+    kinds = {type(part) for part in built[0].modules()}
+    assert torch.nn.Softplus in kinds
+    assert torch.nn.ReLU not in kinds
 
 
 def test_one_quantity_is_varied_at_a_time() -> None:
     base = Case().options()
-    for case in origins.cases():
+    for case in origins.variations():
         changed = {name for name, x in case.options().items() if x != base[name]}
         allowed = {"the base case": set(), "rtol": {"rtol", "atol"}}.get(case.varied, {case.varied})
         assert changed <= allowed
@@ -68,18 +93,22 @@ def test_one_quantity_is_varied_at_a_time() -> None:
 def test_the_file_and_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, series: origins.sets.SeriesSet
 ) -> None:
-    monkeypatch.setattr(origins, "cases", lambda: iter([SMALL, dataclasses.replace(SMALL, varied="atol", atol=1e-3)]))
-    monkeypatch.setattr(origins, "samples", lambda: series)
+    both = [SMALL, dataclasses.replace(SMALL, varied="atol", atol=1e-3)]
+    chosen = [*both, *(dataclasses.replace(case, seed=1) for case in both), dataclasses.replace(SMALL, smooth=True)]
+    monkeypatch.setattr(origins, "cases", lambda: iter(chosen))
+    monkeypatch.setattr(origins, "samples", lambda seed: series)
     told: list[str] = []
     path = origins.measure(tmp_path, told.append)
     before = path.read_bytes()
     origins.measure(tmp_path, told.append)
     assert path.read_bytes() == before
-    assert told == ["where savings come from: 2 cases"]
+    assert told == ["where savings come from: 5 cases"]
     found = read_json(path)
-    assert found["explained"] == pytest.approx(origins.explained([Outcome(**row) for row in found["outcomes"]]))
+    held_out = [Outcome(**row) for row in found["outcomes"][2:4]]
+    assert found["explained"]["held out"]["5"] == pytest.approx(origins.explained(held_out, 5.0))
     (picture,) = figure.pictures(tmp_path)
-    assert f"explains {100 * found['explained']:.0f} %" in picture.caption
+    assert "On the 2 other cases, with other weights and samples, it explains" in picture.caption
+    assert "after several others had been tried, on the 2 cases with open markers" in picture.caption
     path.write_text('{"cases": []}')
     with pytest.raises(StoreError, match=r"origins\.json: damaged"):
         figure.pictures(tmp_path)
