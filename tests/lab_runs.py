@@ -14,9 +14,10 @@ import pytest
 
 from seminode_lab.counting import strided
 from seminode_lab.figures import Drawn, animation, style
+from seminode_lab.schedule import Schedule
 from seminode_lab.settings import TOLERANCES, Settings, modes_of
 from seminode_lab.store import Run
-from seminode_lab.training import SPLITS, Schedule
+from seminode_lab.task import SPLITS
 
 EPOCHS = (0, 10, 20)
 SCHEDULE = Schedule(epochs=21, lr=1e-3)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from seminode_lab import settings
+from seminode_lab.schedule import Schedule
 from seminode_lab.settings import Settings
-from seminode_lab.training import Schedule
 
 ONE = Schedule(epochs=1, lr=1e-3, every=1)
 TWO = Schedule(epochs=2, lr=1e-3, every=1)

@@ -10,7 +10,8 @@ from seminode.errors import SolveError
 
 from .data.errors import DataError
 from .display import Display, share, showing
-from .running import STARTS, Root, comes_first, run
+from .ranks import joined
+from .running import CHECKPOINT_MINUTES, Root, comes_first, run, start_folder
 from .settings import Settings
 from .store import Busy, StoreError, Taken
 from .training import TrainingFailed
@@ -26,14 +27,23 @@ def attempt(
     resume: bool = True,
     display: Display = "bar",
     tensorboard: bool = True,
+    checkpoint_minutes: float = CHECKPOINT_MINUTES,
 ) -> dict[str, Any]:
-    """Make a run and display its progress; return its result. If it needs starting weights, train them first."""
-    first = comes_first(settings, out)
-    if first is not None:
-        with showing(out / STARTS / first.name, display, tensorboard) as progress:
-            run(first, out / STARTS, root, progress, wait=True)
-    with showing(out / settings.name, display, tensorboard) as progress:
-        return run(settings, out, root, progress, resume)
+    """Make a run and display its progress; return its result. If it needs starting weights, train them first.
+
+    If `torchrun` has started several processes, they make the run together.
+    """
+    with joined(settings.device) as ranks:
+        if not ranks.first:
+            display, tensorboard = "nothing", False
+        given: dict[str, Any] = {"checkpoint_minutes": checkpoint_minutes, "ranks": ranks}
+        first = comes_first(settings, out)
+        if first is not None:
+            place = start_folder(first, out)
+            with showing(place / first.name, display, tensorboard) as progress:
+                run(first, place, root, progress, wait=True, **given)
+        with showing(out / settings.name, display, tensorboard) as progress:
+            return run(settings, out, root, progress, resume, **given)
 
 
 def explained(error: Exception) -> tuple[int, str] | None:

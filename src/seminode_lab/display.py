@@ -18,7 +18,7 @@ import seminode as sn
 
 from .counting import evaluations
 from .progress import Start, TrainingCallbacks
-from .training import SPLITS
+from .task import SPLITS
 
 #: The folder of TensorBoard's files in a run folder.
 LOGS = "tensorboard"

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from .attempts import DIED
@@ -54,13 +56,14 @@ class Engine(ABC):
         return None
 
 
-def launch(order: Order) -> subprocess.Popen[bytes]:
-    """Start a worker on this machine, which appends to the log of the run.
+def launch(order: Order, gpu: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a worker on this machine, which appends to the log of the run and sees at most one GPU, if one is given.
 
     The worker has its own session, so that an interrupt from the keyboard reaches only the sweep.
     """
     threads = str(order.threads)
     env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    env |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     order.log.parent.mkdir(parents=True, exist_ok=True)
     with order.log.open("ab") as log:
         log.write(f"--- {datetime.datetime.now().astimezone().isoformat(timespec='seconds')}\n".encode())
@@ -121,10 +124,38 @@ class LocalRun(RunHandle):
 
 
 class Local(Engine):
-    """Runs processes on this machine."""
+    """Runs processes on this machine. Each run on `cuda` gets the GPU that has the fewest of them."""
+
+    def __init__(self, gpus: Sequence[str] | None = None) -> None:
+        self._gpus = None if gpus is None else list(gpus)
+        self._used: list[tuple[str, LocalRun]] = []
 
     def start(self, order: Order) -> LocalRun:
-        return LocalRun(launch(order))
+        gpu = self._free(order)
+        run = LocalRun(launch(order, gpu))
+        if gpu is not None:
+            self._used.append((gpu, run))
+        return run
+
+    def _free(self, order: Order) -> str | None:
+        if order.settings.device != "cuda":  # a device with a number is the user's choice
+            return None
+        if self._gpus is None:
+            self._gpus = visible_gpus()
+        self._used = [(gpu, run) for gpu, run in self._used if run.status() is None]
+        loads = Counter(dict.fromkeys(self._gpus, 0))
+        loads.update(gpu for gpu, _ in self._used)
+        return min(self._gpus, key=loads.__getitem__, default=None)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 def _on_a_node(text: str) -> int:

@@ -218,6 +218,7 @@ class Gathered:
 
     problems: Sequence[ProblemRuns]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    peers: Sequence[ProblemRuns] = ()  # the same rows, made with other libraries
 
     def of(self, experiment: str) -> list[ProblemRuns]:
         return [problem for problem in self.problems if problem.experiment == experiment]
@@ -225,8 +226,8 @@ class Gathered:
 
 def gather(runs: Sequence[Finished]) -> Gathered:
     """Group runs by row, mode and seed. Incomplete and damaged runs are left out."""
-    found: dict[str, dict[str, list[Finished]]] = {}
-    own: dict[str, Settings] = {}
+    found: dict[tuple[str, str | None], dict[str, list[Finished]]] = {}
+    own: dict[tuple[str, str | None], Settings] = {}
     left_out: dict[str, str] = {}
     for run in runs:
         why = _fault(run)
@@ -234,12 +235,15 @@ def gather(runs: Sequence[Finished]) -> Gathered:
             left_out[run.path.name] = why
             continue
         settings = Settings.of_json(run.settings)
-        own.setdefault(settings.row, settings)
-        found.setdefault(settings.row, {}).setdefault(settings.mode, []).append(run)
+        key = (settings.row, settings.library)
+        own.setdefault(key, settings)
+        found.setdefault(key, {}).setdefault(settings.mode, []).append(run)
     problems = [
-        ProblemRuns(own[row], {mode: _by_seed(each) for mode, each in modes.items()}) for row, modes in found.items()
+        ProblemRuns(own[key], {mode: _by_seed(each) for mode, each in modes.items()}) for key, modes in found.items()
     ]
-    return Gathered(sorted(problems, key=_place), left_out)
+    problems = sorted(problems, key=_place)
+    ours = [problem for problem in problems if problem.settings.library is None]
+    return Gathered(ours, left_out, [problem for problem in problems if problem.settings.library is not None])
 
 
 def _by_seed(runs: Sequence[Finished]) -> tuple[Finished, ...]:

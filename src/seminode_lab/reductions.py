@@ -17,6 +17,7 @@ SCHEDULE = {
     "warm_up": "warm-up steps",
     "weight_decay": "weight decay",
     "optimiser": "optimiser",
+    "decay": "decay of the learning rate",
 }
 
 
@@ -86,6 +87,8 @@ def _different(own: Settings, paper: Settings) -> Iterator[str]:
     for name in ("rtol", "atol"):
         if getattr(own, name) != getattr(paper, name):
             yield f"{name} {getattr(own, name):g} instead of {getattr(paper, name):g}"
+    if own.shifts:
+        yield f"training series shifted at random by up to {own.shifts} samples"
     if own.fitted:
         yield f"{own.fitted:,} iterations of regression on true accelerations before training through the solver"
     if own.start is not None:

@@ -11,17 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import seminode as sn
 from seminode.models import MatrixField, MultiscaleCNF, NeuralCDE, SymplecticODENet
 
 from . import data as sets
 from .models import pendulum
 from .modes import solve_options
+from .peers import solved_by
 from .progress import TrainingCallbacks
 from .provenance import circumstances
-from .settings import Settings
-from .store import CHECKPOINT, RESULT, Checkpoint, Run, Taken
+from .ranks import Ranks, own_device
+from .settings import PRESETS, Settings, all_runs
+from .store import CHECKPOINT, RESULT, Checkpoint, FollowedRun, Run, Taken
+from .task import SPLITS
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
-from .training import SPLITS, Training
+from .training import Training
 
 Root = str | os.PathLike[str] | None
 
@@ -79,14 +83,45 @@ def model_of(settings: Settings, shape: Sequence[int], levels: int = 256, **opti
     return MultiscaleCNF(shape, alpha=alpha, levels=levels, **given, **options)
 
 
-def task_of(settings: Settings, root: Root = None) -> ModelTask[Any, Any]:
+def common_steps(settings: Settings) -> dict[str, Any]:
+    """Options of `solve` with which several processes take the steps of one process that has the whole batch.
+
+    The processes of a flow take their own steps: they draw their own noise anyway.
+    """
+    if settings.experiment == "cnf":
+        return {}
+    if settings.mode in ("mixed", "published") and settings.adjoint is None:
+        raise ValueError(
+            f"nproc: the norm of the mode {settings.mode!r} reads the gradients of parameters, of which a process has "
+            "only its part; expected the mode seminorm or best"
+        )
+    return {"norm": sn.norms.distributed(options_of(settings).get("norm"))}
+
+
+def task_of(settings: Settings, root: Root = None, ranks: Ranks | None = None) -> ModelTask[Any, Any]:
     """The task of a run. The model is initialised from the seed."""
     options = {"rtol": settings.rtol, "atol": settings.atol, "compile": settings.compile, **options_of(settings)}
-    batch, device = settings.batch, settings.device
+    ranks = ranks or Ranks()
+    if settings.library is not None:
+        if ranks.size > 1:
+            raise ValueError(f"nproc: expected 1 for runs with {settings.library}, found {ranks.size}")
+        task = _task(settings, root, options | {"compile": False})
+        task.solves = solved_by(settings.library, task.model, settings.mode)
+        return task
+    if ranks.size > 1:
+        task = _task(settings, root, options | common_steps(settings))
+        task.share(ranks)
+        return task
+    return _task(settings, root, options)
+
+
+def _task(settings: Settings, root: Root, options: Mapping[str, Any]) -> ModelTask[Any, Any]:
+    batch, device = settings.batch, own_device(settings.device)
     torch.manual_seed(settings.seed)
     if settings.experiment == "ncde":
         found = series(settings, root)
-        return SeriesTask(model_of(settings, (found["train"].channels,), **options), found, batch, device)
+        net = model_of(settings, (found["train"].channels,), **options)
+        return SeriesTask(net, found, batch, device, settings.shifts)
     if settings.experiment == "hnn":
         windows: dict[str, Tensor] = dict(zip(SPLITS, sets.pendulum(root), strict=True))
         net = model_of(settings, (), **options)
@@ -115,6 +150,8 @@ def description(settings: Settings) -> str:
     return f"{settings.name}: {epochs}, rtol {settings.rtol:g}, atol {settings.atol:g}, {adjoint} on {settings.device}"
 
 
+#: Minutes between two checkpoints within an epoch. The end of an epoch has one too.
+CHECKPOINT_MINUTES = 10.0
 #: The folder, among the run folders, of the runs that provide initial weights.
 STARTS = "starts"
 
@@ -126,6 +163,15 @@ def comes_first(settings: Settings, out: Path) -> Settings | None:
     return None if begun else settings.before()
 
 
+def start_folder(first: Settings, out: Path) -> Path:
+    """The folder of run folders that a run with initial weights belongs to.
+
+    A run of the preset, which has its own place in the tables, is not made twice.
+    """
+    known = first.preset in PRESETS and first in all_runs(first.preset)
+    return out if known else out / STARTS
+
+
 def run(
     settings: Settings,
     out: Path,
@@ -133,27 +179,36 @@ def run(
     progress: TrainingCallbacks | None = None,
     resume: bool = True,
     wait: bool = False,
+    checkpoint_minutes: float = CHECKPOINT_MINUTES,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Make a run in the folder `out/<name>`, or resume it; return its result.
 
     A complete run is not made again. If `resume` is false, an incomplete run raises an error. If another process works
-    on the run, this waits for it if `wait` is true, and raises an error otherwise.
+    on the run, this waits for it if `wait` is true, and raises an error otherwise. If several processes make the run,
+    `ranks` says which of them this one is.
     """
+    ranks = ranks or Ranks()
     solve = {name: repr(value) for name, value in options_of(settings).items()}
     config = {"settings": settings.as_json(), "solve": solve, "circumstances": circumstances()}
-    with Run(out / settings.name, config, wait) as folder:
+    if ranks.size > 1:
+        config["circumstances"]["processes"] = ranks.size
+    with (Run if ranks.first else FollowedRun)(out / settings.name, config, wait) as folder:
+        ranks.meet()
         if folder.done:
             return folder.result()
         if folder.begun and not resume:
             raise Taken(f"{folder.path}: holds an unfinished run. Add --resume to continue it, or use another folder.")
         if progress is not None:
             progress.load(description(settings))
-        task = task_of(settings, root)
+        task = task_of(settings, root, ranks)
         first = comes_first(settings, out)
         if first is not None:
-            run(first, out / STARTS, root, wait=True)
-            task.model.load_state_dict(Checkpoint.load(out / STARTS / first.name / CHECKPOINT).part("best"))
-        training = Training(folder, task, settings.schedule, settings.seed, progress)
+            place = start_folder(first, out)
+            run(first, place, root, wait=True, checkpoint_minutes=checkpoint_minutes, ranks=ranks)
+            task.model.load_state_dict(Checkpoint.load(place / first.name / CHECKPOINT).part("best"))
+        training = Training(folder, task, settings.schedule, settings.seed, progress, checkpoint_minutes, ranks)
         if training.resume():
             folder.resumed(training.next_epoch, config["circumstances"])
+        ranks.meet()
         return training.train()

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .modes import MODES, adjoint_name
-from .training import Schedule
+from .modes import ALL_MODES, MODES, adjoint_name
+from .peers import LIBRARIES
+from .schedule import Schedule
 
 EXPERIMENTS = ("ncde", "cnf", "hnn")
 #: The tolerances of the neural CDE's three rows.
@@ -45,6 +46,8 @@ class Settings:
             it is trained through the solver; 0 in the published runs.
         start: training shared with other modes and tolerances; none in the published runs.
         adjoint: replaces the adjoint of the mode; for example `"Quadrature"` or `"Checkpointed(4)"`.
+        shifts: samples by which training series of a neural CDE are shifted at random, at most; published: 0.
+        library: the library that solves, if it is not seminode.
     """
 
     experiment: str
@@ -63,12 +66,16 @@ class Settings:
     device: str = "cpu"
     adjoint: str | None = None
     start: CommonStart | None = None
+    shifts: int = 0
+    library: str | None = None
 
     def __post_init__(self) -> None:
         if self.experiment not in EXPERIMENTS:
             raise ValueError(f"experiment: {_expected(self.experiment, EXPERIMENTS)}")
-        if self.mode not in MODES:
-            raise ValueError(f"mode: {_expected(self.mode, MODES)}")
+        if self.mode not in ALL_MODES:
+            raise ValueError(f"mode: {_expected(self.mode, ALL_MODES)}")
+        if self.library is not None and self.library not in LIBRARIES:
+            raise ValueError(f"library: {_expected(self.library, tuple(LIBRARIES))}")
         if self.adjoint is not None:
             object.__setattr__(self, "adjoint", adjoint_name(self.adjoint))
 
@@ -84,12 +91,18 @@ class Settings:
     def name(self) -> str:
         """The name of the run and of its folder."""
         other = "" if self.adjoint is None else "-" + re.sub(r"[^a-z0-9.]+", "-", self.adjoint.lower()).strip("-")
-        return f"{self.row}-{self.mode}{other}-{self.seed}"
+        library = "" if self.library is None else f"-{self.library}"
+        return f"{self.row}-{self.mode}{other}{library}-{self.seed}"
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, without `adjoint` and `start` if they are `None`."""
+        """As JSON, without those later additions to the settings that have their defaults.
+
+        A run folder from before an addition therefore holds the same settings as one from after it.
+        """
         found = json.loads(json.dumps(dataclasses.asdict(self)))
-        return {key: x for key, x in found.items() if x is not None or key not in ("adjoint", "start")}
+        for schedule in filter(None, (found["schedule"], (found["start"] or {}).get("schedule"))):
+            _without(schedule, {"decay": "plateau"})
+        return _without(found, {"adjoint": None, "start": None, "shifts": 0, "library": None})
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Settings:
@@ -110,8 +123,21 @@ class Settings:
         if self.start is None:
             return None
         rtol, atol = max(self.rtol, TOLERANCES[0][0]), max(self.atol, TOLERANCES[0][1])
-        start = {"schedule": self.start.schedule, "sizes": self.start.sizes, "start": None, "adjoint": None}
+        start = {
+            "schedule": self.start.schedule,
+            "sizes": self.start.sizes,
+            "start": None,
+            "adjoint": None,
+            "library": None,
+        }
         return self.changed(mode="best", rtol=rtol, atol=atol, **start)
+
+
+def _without(found: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    for name, default in defaults.items():
+        if found[name] == default:
+            del found[name]
+    return found
 
 
 def _frozen(value: Any) -> Any:
@@ -174,10 +200,27 @@ def _cpu() -> Iterator[Settings]:
     yield Settings("hnn", "cpu", "pendulum", "mixed", 1e-4, 1e-4, 64, brief, sizes=(2560, 512, 512))
 
 
+def _long() -> Iterator[Settings]:
+    """Real data and the published networks, trained from scratch on all samples; takes days on two cores.
+
+    A neural CDE is trained at the loosest tolerance. At the others, all modes continue from the weights that the mode
+    `best` has reached with the same seed.
+    """
+    cde = Schedule(epochs=30, lr=1.6e-3, decay="cosine")
+    given: dict[str, Any] = {"compile": True, "shifts": 8}
+    yield Settings("ncde", "long", "speech_commands", "mixed", *TOLERANCES[0], 128, cde, **given)
+    for rtol, atol in TOLERANCES[1:]:
+        brief = Schedule(epochs=1, lr=1e-4)
+        start = CommonStart(cde)
+        yield Settings("ncde", "long", "speech_commands", "mixed", rtol, atol, 128, brief, start=start, **given)
+    yield Settings("hnn", "long", "pendulum", "mixed", 1e-4, 1e-4, 256, Schedule(epochs=50, lr=1e-3))
+
+
 #: The rows of each preset, in the first mode and with the first seed, and the number of seeds of each experiment.
 PRESETS: dict[str, tuple[tuple[Settings, ...], dict[str, int]]] = {
     "quick": (tuple(_quick()), {"ncde": 3, "cnf": 2, "hnn": 1}),
     "cpu": (tuple(_cpu()), {"ncde": 2, "cnf": 1, "hnn": 1}),
+    "long": (tuple(_long()), {"ncde": 5, "cnf": 3, "hnn": 1}),
     "paper": (tuple(_paper()), {"ncde": 5, "cnf": 3, "hnn": 5}),
 }
 

@@ -245,6 +245,36 @@ class Run:
         write_json(self.path / RESULT, dict(result))
 
 
+class FollowedRun(Run):
+    """A run folder as all but the first of several processes see it: they read its checkpoint and write nothing."""
+
+    def __enter__(self) -> FollowedRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def resumed(self, epoch: int, circumstances: Mapping[str, Any]) -> None:
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        return None
+
+    def rewind(self, epoch: int) -> list[dict[str, Any]]:
+        return []
+
+    def evaluated(
+        self, evaluations: Sequence[Mapping[str, Any]], times: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        return None
+
+    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        return None
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        return None
+
+
 @dataclass(frozen=True)
 class Finished:
     """The content of a run folder."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from .attempts import BUSY, DIED, DONE, FAILED, UNUSABLE
 from .engines import Engine, RunHandle
-from .modes import MODES
+from .modes import ALL_MODES
+from .peers import LIBRARIES
 from .settings import Settings, all_runs
 from .store import RESULT, Finished, StoreError
 from .watching import Sight, SweepDisplay, last_lines
@@ -22,13 +23,20 @@ PAUSE, AGAIN, AGAIN_AT_MOST = 0.2, 5.0, 60.0
 
 
 def chosen(
-    preset: str, experiments: Sequence[str] = (), only: Sequence[str] = (), seeds: int | None = None
+    preset: str,
+    experiments: Sequence[str] = (),
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    library: str | None = None,
 ) -> list[Settings]:
     """The selected runs of a preset, the longest first: those with the tightest tolerances and with mixed norms.
 
-    `only` has patterns of names. A pattern without wildcards matches any part of a name.
+    `only` has patterns of names. A pattern without wildcards matches any part of a name. `library` replaces seminode,
+    with the modes of that library.
     """
     found = all_runs(preset)
+    if library is not None:
+        found = _with(library, found)
     if seeds is not None:
         if seeds < 1:
             raise ValueError(f"seeds: expected a whole number of at least 1, found {seeds}")
@@ -39,7 +47,12 @@ def chosen(
             raise ValueError(f"experiment: the preset {preset!r} has no {' or '.join(map(repr, experiments))}")
     if only:
         found = _named(found, only)
-    return sorted(found, key=lambda run: (run.rtol, MODES.index(run.mode)))
+    return sorted(found, key=lambda run: (run.rtol, ALL_MODES.index(run.mode)))
+
+
+def _with(library: str, runs: Iterable[Settings]) -> list[Settings]:
+    rows = [run.changed(library=library) for run in runs if run.mode == "mixed"]
+    return [run.changed(mode=mode) for run in rows for mode in LIBRARIES[library]]
 
 
 def _named(runs: Iterable[Settings], patterns: Sequence[str]) -> list[Settings]:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 from . import measures, published
 from .grid import Column, Table
 from .measures import Gathered, ProblemRuns, Quantity, gather, tested
+from .modes import ALL_MODES
 from .reductions import reductions
 from .spread import Spread, ratio, saving
 from .store import Finished
 
-__all__ = ["Table", "ncde", "cnf", "hnn", "rejections", "savings", "all_tables", "reductions"]
+__all__ = ["Table", "ncde", "cnf", "hnn", "rejections", "savings", "libraries", "all_tables", "reductions"]
 
 
 class Truth(NamedTuple):
@@ -169,6 +170,11 @@ STEPS = (
     "steps of the forward pass."
 )
 DRIFT = "A backward solve has drifted if the initial state that it reconstructs differs from that of the forward solve."
+LIBRARY = (
+    "The other library has the same model, initial weights, batches, tolerances and tableau; its own step-size control "
+    "and adjoint are used, without compiling. per_tensor is its default norm, which takes the maximum over all tensors "
+    "of parameters; mixed takes all parameters as one vector, as in the paper."
+)
 PENDULUM = (
     "The published-compatible seminorm slices the adjoint state as the paper's code does, with eight times the correct "
     "size. The correct seminorm leaves out exactly the parameters."
@@ -268,6 +274,38 @@ def savings(runs: Sequence[Finished]) -> Table:
     return Table("savings", "Backward evaluations saved, compared with the mixed norm", columns, tuple(rows))
 
 
+def libraries(runs: Sequence[Finished]) -> Table:
+    """The same models on the same batches with seminode and with other libraries: cost and quality, mode by mode."""
+    gathered = gather(runs)
+    modes = [mode for mode in ALL_MODES if any(mode in problem.modes for problem in gathered.peers)]
+    names = ("", "backward NFE per batch", "forward NFE per batch", "seconds per update", "quality")
+    rows: list[tuple[str, ...]] = []
+    for peer in gathered.peers:
+        rows.append((peer.full_title,))
+        ours = next((problem for problem in gathered.problems if problem.row == peer.row), None)
+        for mode in modes:
+            for name, problem in (("seminode", ours), (str(peer.settings.library), peer)):
+                if problem is not None and problem.modes.get(mode):
+                    rows.append((f"{mode}, {name}", *_of_library(problem, mode)))
+        if ours is not None and ours.modes.get("best"):
+            rows.append(("best, seminode", *_of_library(ours, "best")))
+    notes = [LIBRARY] if rows else []
+    return Table(
+        "libraries", "The same runs with other libraries", tuple(map(Column, names)), tuple(rows), tuple(notes)
+    )
+
+
+def _of_library(problem: ProblemRuns, mode: str) -> tuple[str, ...]:
+    quantities = (
+        measures.true_per_batch,
+        lambda run: measures.forward_nfe(run) / measures.updates(run),
+        lambda run: measures.seconds(run) / measures.updates(run),
+    )
+    texts = [((spread := problem.spread(mode, quantity)) and spread.count()) or "" for quantity in quantities[:2]]
+    spent, quality = problem.spread(mode, quantities[2]), problem.spread(mode, problem.quality)
+    return (*texts, spent.text(3) if spent else "", quality.text(problem.quality.digits) if quality else "")
+
+
 def all_tables(runs: Sequence[Finished]) -> list[Table]:
     """The tables of all experiments that have complete runs, and the table of steps.
 
@@ -279,4 +317,5 @@ def all_tables(runs: Sequence[Finished]) -> list[Table]:
         why = ", ".join(f"{name} ({reason})" for name, reason in gathered.left_out.items())
         raise ValueError(f"runs: expected a complete one, found {why or 'none at all'}")
     own = {"ncde": ncde, "cnf": cnf, "hnn": hnn}
-    return [*(make(runs) for name, make in own.items() if gathered.of(name)), rejections(runs)]
+    found = [*(make(runs) for name, make in own.items() if gathered.of(name)), rejections(runs)]
+    return [*found, libraries(runs)] if gathered.peers else found

@@ -16,7 +16,9 @@ from seminode.models.base import SolvingModule
 
 from .data import SeriesSet
 from .models import pendulum
-from .training import Outcome, Task, Trial
+from .peers import SolveLog
+from .ranks import Ranks
+from .task import Outcome, Task, Trial
 
 #: A pendulum is upright if its cosines differ from -1 and 1 by at most this.
 UPRIGHT = 0.01
@@ -28,16 +30,27 @@ Samples = TypeVar("Samples", SeriesSet, Tensor)
 class ModelTask(Task[Solving], Generic[Solving, Samples]):
     """A task with data for each split, whose model records the statistics of its solves."""
 
+    #: Processes that share every batch.
+    ranks: Ranks = Ranks()
+    #: The solves of another library, if the model does not solve itself.
+    solves: SolveLog | None = None
+
     def __init__(self, model: Solving, data: Mapping[str, Samples], batch: int, device: torch.device | str = "cpu"):
         self.model = model.to(device)
         self.data = data
         self.batch = batch
         self.device = torch.device(device)
 
+    def share(self, ranks: Ranks) -> None:
+        """Work on the own part of every batch only."""
+        for split in self.data:
+            ranks.check(self.samples(split), self.batch, split)
+        self.ranks = ranks
+
     def samples(self, split: str) -> int:
         return len(self.data[split])
 
-    def batches(self, split: str, shuffle: bool) -> Iterator[tuple[str, Tensor]]:
+    def batches(self, split: str, shuffle: bool) -> Iterator[tuple[Any, ...]]:
         """The split and the indices of the samples, for every batch. The last batch may be smaller."""
         count = self.samples(split)
         order = torch.randperm(count) if shuffle else torch.arange(count)
@@ -48,8 +61,12 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
 
     def outcome(self, batch: Any, record: bool) -> Outcome:
         self.model.options["record"] = record
-        loss, right = self.loss(*batch)
-        return Outcome(loss, len(batch[1]), self.model.stats, self.model.records, right)
+        split, *drawn = batch
+        rows, *drawn = map(self.ranks.own, drawn)
+        loss, right = self.loss(split, rows, *drawn)
+        if self.solves is not None:
+            return Outcome(loss, len(rows), self.solves.taken(), (), right)
+        return Outcome(loss, len(rows), self.model.stats, self.model.records, right)
 
     def prepare(self) -> None:
         """Compile the model with a pass over the first samples, whose gradient is discarded."""
@@ -58,8 +75,23 @@ class ModelTask(Task[Solving], Generic[Solving, Samples]):
             self.model.zero_grad()
 
     @abstractmethod
-    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
-        """The loss of a batch and the number of correctly classified samples."""
+    def loss(self, split: str, rows: Tensor, *drawn: Tensor) -> tuple[Tensor, int]:
+        """The loss of a batch and the number of correctly classified samples.
+
+        `drawn` has the random numbers of the samples, if `batches` has drawn some.
+        """
+
+
+def shifted(x: Tensor, by: Tensor) -> Tensor:
+    """Series (batch, times, channels), each shifted by its own number of samples; the first or last sample is repeated.
+
+    Example:
+        >>> shifted(torch.arange(4.0).expand(2, 4)[..., None], torch.tensor([1, -2]))[..., 0].tolist()
+        [[0.0, 0.0, 1.0, 2.0], [2.0, 3.0, 3.0, 3.0]]
+    """
+    times = x.shape[1]
+    at = (torch.arange(times) - by[:, None]).clamp(0, times - 1)
+    return x.gather(1, at[..., None].expand_as(x))
 
 
 class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
@@ -67,9 +99,30 @@ class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
 
     accuracy = True
 
-    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+    def __init__(
+        self,
+        model: NeuralCDE,
+        data: Mapping[str, SeriesSet],
+        batch: int,
+        device: torch.device | str = "cpu",
+        shifts: int = 0,
+    ):
+        super().__init__(model, data, batch, device)
+        self.shifts = shifts  # samples by which series are shifted in training, at most, earlier or later
+
+    def batches(self, split: str, shuffle: bool) -> Iterator[tuple[Any, ...]]:
+        """The split, the indices and, in training with shifts, by how many samples each series is shifted."""
+        for _, rows in super().batches(split, shuffle):
+            moved = self.shifts and split == "train" and self.model.training
+            by = (torch.randint(-self.shifts, self.shifts + 1, (len(rows),)),) if moved else ()
+            yield (split, rows, *by)
+
+    def loss(self, split: str, rows: Tensor, *drawn: Tensor) -> tuple[Tensor, int]:
         data = self.data[split]
-        x, labels, lengths = data.x[rows].to(self.device), data.labels[rows].to(self.device), data.lengths[rows]
+        x, labels, lengths = data.x[rows], data.labels[rows].to(self.device), data.lengths[rows]
+        if drawn:
+            x = shifted(x, *drawn)
+        x = x.to(self.device)
         # Series of equal length, such as those of the paper, need no mask.
         same = bool((lengths == x.shape[1]).all())
         logits = self.model(x, lengths=None if same else lengths.to(self.device))
@@ -78,6 +131,8 @@ class SeriesTask(ModelTask[NeuralCDE, SeriesSet]):
 
 class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
     """Model images with a flow. The loss is in bits per dimension, with new noise in every pass."""
+
+    noisy = True
 
     def __init__(
         self,
@@ -90,7 +145,7 @@ class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
         super().__init__(model, data, batch, device)
         self.flips = flips  # whether training images are flipped horizontally at random
 
-    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+    def loss(self, split: str, rows: Tensor, *drawn: Tensor) -> tuple[Tensor, int]:
         pixels = self.data[split][rows]
         if self.flips and split == "train" and self.model.training:
             turned = torch.rand(len(pixels)) < 0.5
@@ -113,7 +168,7 @@ class PendulumTask(ModelTask[SymplecticODENet, Tensor]):
         points = data["train"].shape[1]
         self.ts = dt * torch.arange(points, dtype=torch.float64)
 
-    def loss(self, split: str, rows: Tensor) -> tuple[Tensor, int]:
+    def loss(self, split: str, rows: Tensor, *drawn: Tensor) -> tuple[Tensor, int]:
         windows = self.data[split][rows].to(self.device)
         found = self.model(windows[:, 0], self.ts)
         return functional.mse_loss(found, windows.transpose(0, 1)), 0

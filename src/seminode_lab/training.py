@@ -1,155 +1,39 @@
 """The training loop of the experiments, with the schedule of the paper. It counts evaluations and can be resumed.
 
-Every epoch starts from its own seed, and the checkpoint contains everything else that the next epoch depends on. A
+Every epoch starts from its own seed, and the checkpoint contains everything else that the rest of the run depends on. A
 resumed run therefore produces exactly the same numbers as one that was never stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import seminode as sn
 
-from .counting import Strided, evaluations, strided
+from .counting import evaluations
+from .passes import DataPass
 from .progress import Start, TrainingCallbacks
+from .ranks import Ranks
+from .schedule import Schedule
 from .store import Checkpoint, Run
+from .task import SPLITS, Outcome, Task
 
-SPLITS = ("train", "validation", "test")
 #: Quantities that are summed over all updates.
 TOTALS = ("forward_nfe", "backward_nfe", "backward_rejected", "backward_accepted", "drifted")
 
 
 class TrainingFailed(Exception):
     """Training cannot continue. The message gives the reason."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The length of training, the optimiser and its learning rate, and when to evaluate the model."""
-
-    epochs: int
-    lr: float
-    weight_decay: float = 0.01
-    every: int = 10  # epochs from one evaluation to the next
-    factor: float = 0.1  # by which the learning rate is multiplied if the training loss has not improved …
-    patience: int = 2  # … in this number of evaluations
-    give_up: int = 100  # training stops this number of epochs after the best one
-    warm_up: int = 0  # iterations in which the learning rate increases
-    selects: bool = True  # whether the training loss determines the learning rate and the best weights
-    optimiser: str = "AdamW"
-
-    def evaluates(self, epoch: int) -> bool:
-        return epoch % self.every == 0 or epoch == self.epochs - 1
-
-
-@dataclass
-class DataPass:
-    """Measurements from one pass over a split, per batch."""
-
-    losses: list[float] = field(default_factory=list)
-    right: int = 0
-    samples: int = 0
-    sizes: list[int] = field(default_factory=list)
-    stats: list[sn.Stats] = field(default_factory=list)
-    records: list[sn.Record] = field(default_factory=list)
-    seconds: float = 0.0
-    drifted: int = 0  # backward solves that did not reconstruct the initial state
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over samples."""
-        return sum(x * n for x, n in zip(self.losses, self.sizes, strict=True)) / max(1, self.samples)
-
-    def numbers(self) -> dict[str, Any]:
-        back = [each.backward for each in self.stats if each.backward is not None]
-        found: dict[str, Any] = {"loss": self.loss, "samples": self.samples, "seconds": self.seconds}
-        for way, stats in (("forward", self.stats), ("backward", back)):
-            for name in ("nfe", "accepted", "rejected"):
-                found[f"{way}_{name}"] = sum(getattr(each, name) for each in stats)
-        found["backward_nfe"] = sum(map(evaluations, back))
-        found["backward_vjp_params"] = sum(each.vjp_params for each in back)
-        found["drifted"] = self.drifted
-        counted = self._strided()
-        found["published_accepted"] = sum(len(each.accepted) for each in counted)
-        found["published_rejected"] = sum(len(each.rejected) for each in counted)
-        return found
-
-    def _strided(self) -> list[Strided]:
-        """The steps of every backward pass, as the paper counts them."""
-        return [strided(record.backward.evaluations) for record in self.records if record.backward is not None]
-
-    def times(self) -> dict[str, np.ndarray]:
-        """The times of evaluations and of ends of steps in the backward passes of all batches."""
-        back = [record.backward for record in self.records if record.backward is not None]
-        counted = self._strided()
-        lists = {
-            "evaluations": [t for record in back for t in record.evaluations],
-            "accepted": [plan.t1 for record in back for plan in record.accepted],
-            "rejected": [plan.t1 for record in back for plan in record.rejected],
-            "published_accepted": [t for each in counted for t in each.accepted],
-            "published_rejected": [t for each in counted for t in each.rejected],
-        }
-        return {name: np.asarray(values, dtype=np.float32) for name, values in lists.items()}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The loss of a batch, the statistics of its solves, and the number of correct samples, for classification."""
-
-    loss: Tensor
-    samples: int
-    stats: Sequence[sn.Stats]
-    records: Sequence[sn.Record] = ()
-    right: int = 0
-
-
-@dataclass(frozen=True)
-class Trial:
-    """An application of a trained model: its numbers and arrays."""
-
-    name: str
-    numbers: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
-
-
-Model = TypeVar("Model", bound=nn.Module)
-
-
-class Task(ABC, Generic[Model]):
-    """What is trained: a model, its batches and its loss."""
-
-    model: Model
-    accuracy: bool = False  # whether it is a classification
-
-    @abstractmethod
-    def batches(self, split: str, shuffle: bool) -> Iterable[Any]:
-        """The batches of a split, if required shuffled by PyTorch's global generator."""
-
-    @abstractmethod
-    def outcome(self, batch: Any, record: bool) -> Outcome: ...
-
-    def count(self, split: str) -> int | None:
-        """The number of batches of a split; `None` if it is not known in advance."""
-        return None
-
-    def prepare(self) -> None:
-        """Work that is done once per process, such as compiling. It is timed separately from training."""
-
-    def trial(self) -> Trial | None:
-        """An application of the trained model, if there is one."""
-        return None
 
 
 def seed_of(seed: int, epoch: int) -> int:
@@ -161,16 +45,26 @@ class Training:
     """A run in progress."""
 
     def __init__(
-        self, run: Run, task: Task[Any], schedule: Schedule, seed: int, progress: TrainingCallbacks | None = None
+        self,
+        run: Run,
+        task: Task[Any],
+        schedule: Schedule,
+        seed: int,
+        progress: TrainingCallbacks | None = None,
+        checkpoint_minutes: float = math.inf,
+        ranks: Ranks | None = None,
     ):
         self.run, self.task, self.schedule, self.seed = run, task, schedule, seed
-        self.progress = progress or TrainingCallbacks()
+        self.progress, self.ranks = progress or TrainingCallbacks(), ranks or Ranks()
+        self.pause, self.saved = 60.0 * checkpoint_minutes, time.monotonic()
         kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[schedule.optimiser]
         self.optimiser = kind(task.model.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
             self.optimiser, factor=schedule.factor, patience=schedule.patience, threshold=1e-4
         )
         self.next_epoch = 0
+        self.next_batch = 0
+        self.chance: dict[str, Tensor] | None = None  # of the generators, if training goes on within an epoch
         self.iterations = 0
         self.seconds = {"preparation": 0.0, "training": 0.0, "evaluation": 0.0, "training_processor": 0.0}
         self.peak_memory: int | None = None
@@ -201,6 +95,9 @@ class Training:
             "totals": self.totals,
             "stopped": self.stopped,
         }
+        if self.next_batch:
+            tensors |= {f"chance:{name}": x for name, x in generators().items()}
+            rest["batch"] = self.next_batch
         return Checkpoint(self.next_epoch - 1, tensors, rest)
 
     def resume(self) -> bool:
@@ -221,7 +118,8 @@ class Training:
         self.peak_memory = found.rest["peak_memory"]
         self.best_loss, self.best_epoch = found.rest["best"]
         self.totals, self.stopped = dict(found.rest["totals"]), found.rest["stopped"]
-        self.next_epoch = found.epoch + 1
+        self.next_epoch, self.next_batch = found.epoch + 1, found.rest.get("batch", 0)
+        self.chance = found.part("chance") if self.next_batch else None
         self.evaluations = self.run.rewind(found.epoch)
         return True
 
@@ -240,35 +138,59 @@ class Training:
         return self.finish()
 
     def epoch(self) -> None:
-        """Train for one epoch, evaluate the model if it is due, and save a checkpoint."""
-        epoch, begin, worked = self.next_epoch, time.perf_counter(), time.process_time()
+        """Train for one epoch or for the rest of one, evaluate the model if it is due, and save a checkpoint."""
+        epoch = self.next_epoch
         torch.manual_seed(seed_of(self.seed, epoch))
         self.task.model.train()
-        with drifts() as seen:
-            for i, batch in enumerate(self.task.batches("train", shuffle=True)):
-                self._update(epoch, i, batch)
-        self.totals["drifted"] += len(seen)
-        self.seconds["training"] += time.perf_counter() - begin
-        self.seconds["training_processor"] += time.process_time() - worked
+        self._updates(epoch)
         if self.schedule.evaluates(epoch):
             self._evaluate(epoch)
         self.peak_memory = max(filter(None, (self.peak_memory, peak_memory())), default=None)
         self.progress.epoch(epoch, self.optimiser.param_groups[0]["lr"], self.seconds)
-        self.next_epoch += 1
+        self.next_epoch, self.next_batch = epoch + 1, 0
+        self._save()
+
+    def _updates(self, epoch: int) -> None:
+        begin, worked = time.perf_counter(), time.process_time()
+        batches = enumerate(self.task.batches("train", shuffle=True))
+        for _ in itertools.islice(batches, self.next_batch):  # which were trained on before the run was resumed
+            pass
+        if self.chance is not None:
+            set_generators(self.chance)
+            self.chance = None
+        if self.task.noisy and not self.ranks.first:
+            torch.manual_seed(seed_of(self.seed, epoch) + 2**32 * self.ranks.rank + self.next_batch)
+        for i, batch in batches:
+            with drifts() as seen:
+                self._update(epoch, i, batch)
+            self.totals["drifted"] += len(seen)
+            self.next_batch = i + 1
+            now, work = time.perf_counter(), time.process_time()
+            self.seconds["training"] += now - begin
+            self.seconds["training_processor"] += work - worked
+            begin, worked = now, work
+            if time.monotonic() - self.saved > self.pause:
+                self._save()
+                begin, worked = time.perf_counter(), time.process_time()
+
+    def _save(self) -> None:
         self.run.save(self.checkpoint())
+        self.saved = time.monotonic()
 
     def _update(self, epoch: int, i: int, batch: Any) -> None:
-        schedule = self.schedule
-        if self.iterations < schedule.warm_up:
-            for group in self.optimiser.param_groups:
-                group["lr"] = schedule.lr * (self.iterations + 1) / schedule.warm_up
+        batches = self.task.count("train")
+        rate = self.schedule.rate(self.iterations, None if batches is None else batches * self.schedule.epochs)
+        for group in self.optimiser.param_groups if rate is not None else ():
+            group["lr"] = rate
         outcome = self.task.outcome(batch, record=False)
-        loss = outcome.loss.item()
+        samples, _, loss = self._common(outcome)
+        own = outcome.loss * (outcome.samples / samples) if self.ranks.size > 1 else outcome.loss
         where = f"epoch {epoch}, batch {i}"
         if not math.isfinite(loss):
             raise TrainingFailed(f"the loss is {loss} at {where}: training has diverged. Try a smaller learning rate.")
         self.optimiser.zero_grad()
-        outcome.loss.backward()
+        own.backward()
+        self.ranks.add_gradients(self.task.model)
         size = gradient_size(self.task.model)
         if not math.isfinite(size):
             raise TrainingFailed(f"the gradient is not finite at {where}, although the loss is finite ({loss:.3g})")
@@ -283,6 +205,14 @@ class Training:
                 self.totals["backward_rejected"] += back.rejected
         self.progress.batch(epoch, i, loss, outcome.stats)
 
+    def _common(self, outcome: Outcome) -> tuple[int, int, float]:
+        """The samples of a batch, how many of them are right, and their mean loss, over all processes."""
+        n, right, loss = outcome.samples, outcome.right, outcome.loss.item()
+        if self.ranks.size == 1:
+            return n, right, loss
+        total, rights, losses = self.ranks.sums(n, right, n * loss)
+        return int(total), int(rights), losses / total
+
     # Evaluation.
 
     def look(self, split: str, record: bool) -> DataPass:
@@ -295,10 +225,11 @@ class Training:
                 outcome.loss.backward()
             self.optimiser.zero_grad()
             found.drifted += len(seen)
-            found.losses.append(outcome.loss.item())
-            found.sizes.append(outcome.samples)
-            found.samples += outcome.samples
-            found.right += outcome.right
+            samples, right, loss = self._common(outcome)
+            found.losses.append(loss)
+            found.sizes.append(samples)
+            found.samples += samples
+            found.right += right
             found.stats += outcome.stats
             found.records += outcome.records
             self.progress.look(split, i)
@@ -328,7 +259,8 @@ class Training:
         self.progress.evaluated(evaluation)
 
     def _select(self, epoch: int, loss: float) -> None:
-        self.plateau.step(loss)
+        if self.schedule.decay == "plateau":
+            self.plateau.step(loss)
         if loss * 1.0001 < self.best_loss:
             self.best_loss, self.best_epoch, self.best = loss, epoch, self._weights()
         self.stopped = epoch > self.best_epoch + self.schedule.give_up
@@ -342,6 +274,8 @@ class Training:
         result = {split: self.numbers(self.look(split, record=True)) for split in splits}
         result |= {"best_epoch": self.best_epoch, "epochs": self.next_epoch, "totals": self.totals}
         result |= {"seconds": dict(self.seconds), "peak_memory": self.peak_memory}
+        if torch.cuda.is_initialized():
+            result["device_memory"] = torch.cuda.max_memory_allocated()
         trial = self.task.trial()
         if trial is not None:
             self.run.keep(trial.name, trial.arrays)
@@ -367,6 +301,20 @@ def drifts() -> Iterator[list[str]]:
         warnings.simplefilter("always", sn.DriftWarning)
         warnings.showwarning = show
         yield found
+
+
+def generators() -> dict[str, Tensor]:
+    """The states of PyTorch's generators: that of the processor and, if GPUs are in use, those of all GPUs."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()
+    return {"cpu": torch.get_rng_state(), **{f"cuda{i}": state for i, state in enumerate(gpus)}}
+
+
+def set_generators(states: dict[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    for i in range(gpus):
+        if f"cuda{i}" in states:
+            torch.cuda.set_rng_state(states[f"cuda{i}"], i)
 
 
 def gradient_size(model: nn.Module) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .attempts import DIED, DONE, STOPPED, attempt, explained, in_one_line, summary
+from .running import CHECKPOINT_MINUTES
 from .settings import Settings
 
 
@@ -27,6 +28,8 @@ class Order:
     root: Path | None = None
     threads: int = 1
     tensorboard: bool = True
+    checkpoint_minutes: float = CHECKPOINT_MINUTES
+    resume: bool = True
 
     @property
     def log(self) -> Path:
@@ -36,6 +39,7 @@ class Order:
         """As one line of JSON."""
         given = {"settings": self.settings.as_json(), "out": str(self.out), "threads": self.threads}
         given |= {"root": None if self.root is None else str(self.root), "tensorboard": self.tensorboard}
+        given |= {"checkpoint_minutes": self.checkpoint_minutes, "resume": self.resume}
         return json.dumps(given)
 
     @classmethod
@@ -43,7 +47,8 @@ class Order:
         given = json.loads(text)
         root = None if given["root"] is None else Path(given["root"])
         settings = Settings.of_json(given["settings"])
-        return cls(settings, Path(given["out"]), root, given["threads"], given["tensorboard"])
+        rest = (given[name] for name in ("threads", "tensorboard", "checkpoint_minutes", "resume"))
+        return cls(settings, Path(given["out"]), root, *rest)
 
 
 def _exit_when_the_sweep_ends() -> None:
@@ -58,7 +63,14 @@ def work(order: Order) -> int:
 
     torch.set_num_threads(order.threads)
     try:
-        result = attempt(order.settings, order.out, order.root, tensorboard=order.tensorboard)
+        result = attempt(
+            order.settings,
+            order.out,
+            order.root,
+            order.resume,
+            tensorboard=order.tensorboard,
+            checkpoint_minutes=order.checkpoint_minutes,
+        )
     except Exception as error:
         known = explained(error)
         if known is None:
@@ -66,7 +78,8 @@ def work(order: Order) -> int:
             return DIED
         print(in_one_line(known[1]), file=sys.stderr)
         return known[0]
-    print(summary(order.settings, result, order.out))
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(summary(order.settings, result, order.out))
     return DONE
 
 
@@ -76,5 +89,5 @@ def main() -> int:
     return work(order)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # one of several processes that make a run together
+    sys.exit(work(Order.read(sys.argv[1])))

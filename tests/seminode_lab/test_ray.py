@@ -20,8 +20,8 @@ import pytest
 from tiny_runs import tiny
 
 from seminode_lab import running
+from seminode_lab.schedule import Schedule
 from seminode_lab.store import CHECKPOINT, CONFIG
-from seminode_lab.training import Schedule
 
 # The warnings are Ray's own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]

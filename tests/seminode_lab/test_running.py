@@ -13,9 +13,10 @@ import torch
 from seminode_lab import running
 from seminode_lab.data import Images, ImageSet
 from seminode_lab.models import pendulum
-from seminode_lab.settings import CommonStart, Settings, rows
+from seminode_lab.schedule import Schedule
+from seminode_lab.settings import PRESETS, CommonStart, Settings, rows
 from seminode_lab.store import CHECKPOINT, METRICS, Checkpoint, Finished
-from seminode_lab.training import SPLITS, Outcome, Schedule
+from seminode_lab.task import SPLITS, Outcome
 
 BRIEF = Schedule(epochs=1, lr=1e-3)
 
@@ -121,6 +122,15 @@ def test_runs_begin_where_another_has_come_to(tmp_path: Path) -> None:
         assert all(torch.equal(x, found[name]) for found in weights)
     assert not all(torch.equal(fresh[name], x) for name, x in start.items())
     assert Finished.load(folder).result["train"]["samples"] == 8  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_a_start_that_is_a_run_of_the_preset_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = small("ncde", rtol=1e-3, atol=1e-6, schedule=BRIEF, preset="tiny")
+    later = first.changed(rtol=1e-4, atol=1e-7, start=CommonStart(BRIEF, first.sizes))
+    monkeypatch.setitem(PRESETS, "tiny", ((first, later), {"ncde": 1}))
+    running.run(later.changed(mode="seminorm"), tmp_path)
+    assert (tmp_path / first.changed(mode="best").name / CHECKPOINT).exists()
+    assert not (tmp_path / running.STARTS).exists()
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_there_again(tmp_path: Path) -> None:

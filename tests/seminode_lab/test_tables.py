@@ -12,8 +12,8 @@ import pytest
 
 from seminode_lab import published, settings, store, tables
 from seminode_lab.grid import Column, Table
+from seminode_lab.schedule import Schedule
 from seminode_lab.settings import Settings
-from seminode_lab.training import Schedule
 
 SAVING = [(group, "seminorm") for group in ("as published", "published-compatible", "correct")] + [("best", "best")]
 GROUPS = ("as published", "published-compatible", "correct", "best")

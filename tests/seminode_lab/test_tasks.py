@@ -14,8 +14,8 @@ from seminode.models import MultiscaleCNF, NeuralCDE
 from seminode_lab.data import SeriesSet, japanese_vowels
 from seminode_lab.models import pendulum
 from seminode_lab.models.paper import pendulum_symoden
+from seminode_lab.task import SPLITS
 from seminode_lab.tasks import FlowTask, PendulumTask, SeriesTask
-from seminode_lab.training import SPLITS
 
 
 def series_task(**options: Any) -> SeriesTask:

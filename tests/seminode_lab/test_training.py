@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -20,8 +21,11 @@ from project import TESTS
 from torch import Tensor, nn
 
 import seminode as sn
+from seminode_lab.progress import TrainingCallbacks
+from seminode_lab.schedule import Schedule
 from seminode_lab.store import Finished, Run
-from seminode_lab.training import Outcome, Schedule, Task, Training, TrainingFailed, drifts, seed_of
+from seminode_lab.task import Outcome, Task
+from seminode_lab.training import Training, TrainingFailed, drifts, seed_of
 
 
 class Spiral(Task[nn.Sequential]):
@@ -142,6 +146,57 @@ def test_a_run_that_is_taken_up_again_is_the_same(tmp_path: Path) -> None:
             training.epoch()
     trained(tmp_path / "parts")
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+def test_a_run_that_is_taken_up_within_an_epoch_is_the_same(tmp_path: Path) -> None:
+    """With a task whose batches draw numbers one after the other, and whose model draws some too."""
+
+    class Noisy(Spiral):
+        def batches(self, split: str, shuffle: bool) -> Iterator[Tensor]:
+            for batch in super().batches(split, shuffle):
+                yield batch + 0.1 * torch.rand(1)
+
+        def outcome(self, batch: Tensor, record: bool) -> Outcome:
+            return super().outcome(batch + 0.1 * torch.rand(1), record)
+
+    class Killed(Exception):
+        pass
+
+    def killed(at: int) -> TrainingCallbacks:
+        def kill(epoch: int, batch: int, *_: Any) -> None:
+            if batch == at:
+                raise Killed
+
+        return TrainingCallbacks(batch=kill)
+
+    schedule = Schedule(epochs=2, lr=0.05, every=1)
+    with Run(tmp_path / "whole", config()) as run:
+        Training(run, Noisy(), schedule, seed=0).train()
+    # The progress is reported before a checkpoint is written, so that the update it reports is lost.
+    for at in (0, 1, 2, 1, 2):
+        with Run(tmp_path / "parts", config()) as run, contextlib.suppress(Killed):
+            training = Training(run, Noisy(), schedule, 0, killed(at), checkpoint_minutes=1e-9)
+            training.resume()
+            training.train()
+    with Run(tmp_path / "parts", config()) as run:
+        training = Training(run, Noisy(), schedule, seed=0, checkpoint_minutes=1e-9)
+        assert training.resume()
+        assert (training.next_epoch, training.next_batch) == (1, 2)
+        training.train()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+def test_a_cosine_falls_to_zero_after_the_warm_up() -> None:
+    schedule = Schedule(epochs=10, lr=2.0, warm_up=4, decay="cosine")
+    rates = [schedule.rate(i, 104) for i in range(105)]
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert rates[54] == pytest.approx(1.0)
+    assert rates[104] == pytest.approx(0.0, abs=1e-15)
+    assert Schedule(10, 2.0, warm_up=4).rate(4, 104) is None
+    with pytest.raises(ValueError, match="decay: 'cosine' needs"):
+        schedule.rate(4, None)
+    with pytest.raises(ValueError, match="decay: expected one of plateau, cosine, found 'linear'"):
+        Schedule(10, 2.0, decay="linear")
 
 
 def test_epochs_have_seeds_of_their_own() -> None:

@@ -8,6 +8,7 @@ _HERE = "seminode_lab.commands"
 
 COMMANDS = (
     Command("data", "list, check and download the data sets", "seminode_lab.data.command"),
+    Command("estimate", "measure one update of every row of a preset: hours, memory, evaluations", f"{_HERE}.estimate"),
     Command("run", "train one model of the paper", f"{_HERE}.run"),
     Command("sweep", "train all models of a preset, in several processes", f"{_HERE}.sweep"),
     Command(

@@ -14,7 +14,7 @@ from seminode.cli import missing_dependency
 if TYPE_CHECKING:
     from ..store import Finished
 
-PRESETS = "quick (shipped data, minutes), cpu (real data, reduced, hours) or paper (as published)"
+PRESETS = "quick (shipped data, minutes), cpu (real data, reduced, hours), long (from scratch, days) or paper"
 
 
 def add_preset(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +23,25 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Add the folders of runs and data, and the options of PyTorch."""
+    add_writing(parser)
+    add_machine(parser)
+
+
+def add_writing(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of runs, and what is written to it."""
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of run folders; default: out/PRESET")
+    often = "minutes between checkpoints within an epoch; default: 10"
+    parser.add_argument("--checkpoint-minutes", type=float, default=10.0, metavar="M", help=often)
+    parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of data and the options of PyTorch."""
     parser.add_argument("--data-dir", metavar="DIR", help="folder with data")
     parser.add_argument("--device", metavar="D", help="PyTorch device, such as cpu or cuda; default: the preset's")
     compiled: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
     parser.add_argument("--compile", help="compile steps; default: that of the preset", **compiled)
     parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads per process")
-    parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard logs")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -40,6 +52,11 @@ def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 def at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, found {value}")
+
+
+def check_minutes(minutes: float) -> None:
+    if not minutes > 0.0:
+        raise ValueError(f"checkpoint_minutes: expected a positive number, found {minutes:g}")
 
 
 def check_device(device: str) -> None:
@@ -69,7 +86,8 @@ def complete_runs(folder: Path, *, name_others: bool = True) -> list[Finished]:
     notes += [f"{folder / name}: {reason}" for name, reason in gathered.left_out.items()]
     for note in notes if name_others else ():
         print(f"note: left out: {' '.join(note.split())}", file=sys.stderr)
-    found = sorted((run for problem in gathered.problems for run in problem.runs), key=lambda run: run.path)
+    problems = (*gathered.problems, *gathered.peers)
+    found = sorted((run for problem in problems for run in problem.runs), key=lambda run: run.path)
     if not found:
         raise StoreError(f"{folder}: expected run folders, found none that is complete")
     return found

@@ -10,7 +10,8 @@ from typing import Any
 from .options import add_runs, complete_runs, guarded
 
 TABLE = """\
-Print tables from run folders: ncde, cnf, hnn, rejections, savings. Without names, print all tables with data."""
+Print tables from run folders: ncde, cnf, hnn, rejections, savings, libraries. Without names, print all tables that have
+data."""
 
 FIGURE = """\
 Draw figures from run folders, as PNG and SVG, and print the paths. Without names, draw all figures with data."""
@@ -61,7 +62,7 @@ def _table(options: argparse.Namespace) -> int:
     from .. import tables
 
     makers: dict[str, Callable[..., Any]] = {
-        name: getattr(tables, name) for name in ("ncde", "cnf", "hnn", "rejections", "savings")
+        name: getattr(tables, name) for name in ("ncde", "cnf", "hnn", "rejections", "savings", "libraries")
     }
     runs = complete_runs(options.folder)
     chosen = picked("tables", options.names, tuple(makers))

@@ -44,12 +44,16 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
+    from .. import origins
     from ..data.folders import data_dir
     from ..measuring import measure_all
 
     status = sweep.sweep(options)
     out = sweep.out_of(options)
-    measure_all(options.preset, out, data_dir(options.data_dir), partial(print, flush=True))
+    say = partial(print, flush=True)
+    measure_all(options.preset, out, data_dir(options.data_dir), say)
+    if options.preset != "quick":
+        origins.measure(out, say)
     report(out)
     return status
 

@@ -7,7 +7,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import add_place, add_preset, at_least_one, check_device, cores, given, guarded
+from .options import (
+    add_machine,
+    add_preset,
+    add_writing,
+    at_least_one,
+    check_device,
+    check_minutes,
+    cores,
+    given,
+    guarded,
+)
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -24,18 +34,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_preset(parser)
-    add_place(parser)
-    experiments = "only these: ncde, cnf, hnn"
-    parser.add_argument("--experiment", nargs="+", action="extend", metavar="NAME", help=experiments)
-    only = "only runs whose names match, such as 'ncde-*-best-*'"
-    parser.add_argument("--only", nargs="+", action="extend", metavar="PATTERN", help=only)
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds per row; default: that of the preset")
+    configure_choice(parser)
+    add_writing(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="parallel runs; default: 1, with Ray all that fit")
     parser.add_argument("--engine", default="local", metavar="NAME", help="local (default) or ray")
     parser.add_argument(
         "--retries", type=int, default=2, metavar="N", help="retries of a run whose process dies; default: 2"
     )
+
+
+def configure_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose runs of a preset."""
+    add_preset(parser)
+    add_machine(parser)
+    experiments = "only these: ncde, cnf, hnn"
+    parser.add_argument("--experiment", nargs="+", action="extend", metavar="NAME", help=experiments)
+    only = "only runs whose names match, such as 'ncde-*-best-*'"
+    parser.add_argument("--only", nargs="+", action="extend", metavar="PATTERN", help=only)
+    parser.add_argument("--library", metavar="NAME", help="library that solves: torchdiffeq; default: seminode")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds per row; default: that of the preset")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,13 +90,15 @@ def _orders(options: argparse.Namespace) -> list[Order]:
 
     for name in ("jobs", "threads"):
         at_least_one(name, getattr(options, name))
+    check_minutes(options.checkpoint_minutes)
     runs = _runs(options)
     out = out_of(options).absolute()
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"out: expected a folder, found the file {str(out)!r}")
     root = data_dir(options.data_dir).absolute()
     usual = 1 if options.engine == "ray" else max(1, cores() // (options.jobs or 1))
-    return [Order(run, out, root, options.threads or usual, not options.no_tensorboard) for run in runs]
+    given = (options.threads or usual, not options.no_tensorboard, options.checkpoint_minutes)
+    return [Order(run, out, root, *given) for run in runs]
 
 
 def _runs(options: argparse.Namespace) -> list[Settings]:
@@ -88,7 +107,7 @@ def _runs(options: argparse.Namespace) -> list[Settings]:
 
     for name in options.experiment or ():
         rows(options.preset)[0].changed(experiment=name)  # raises an error for an unknown experiment
-    found = chosen(options.preset, options.experiment or (), options.only or (), options.seeds)
+    found = chosen(options.preset, options.experiment or (), options.only or (), options.seeds, options.library)
     changes = given(options, "device", "compile")
     for device in {run.changed(**changes).device for run in found}:
         check_device(device)

@@ -6,27 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from .. import published
 from ..measures import DATA, published_nfe, true_nfe
-from ..running import model_of
-from ..settings import Settings
 from ..settings import rows as paper_rows
+from ..sizes import sizes
 from ..spread import Spread, saving
 from ..store import Finished
 from .selection import ByMode, by_row, row_label, settings_of
 from .style import COLOURS, GREY, INK, Picture, new_figure, styled
-
-#: Shapes of samples: channels of series, shapes of images.
-SHAPES = {
-    "speech_commands": (20,),
-    "japanese_vowels": (12,),
-    "mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "digits": (1, 8, 8),
-    "pendulum": (),
-}
 
 
 class Point(NamedTuple):
@@ -64,25 +51,6 @@ def published_points() -> tuple[Point, ...]:
     savings = {row.name: row.saving for row in published.ROWS}
     settings = {row.row: row for row in paper_rows("paper")}
     return tuple(Point(name, *sizes(settings[row]), savings[row]) for row, name in NAMES.items())
-
-
-def sizes(settings: Settings) -> tuple[int, float]:
-    """d and p of a model: the size of the state per sample, and the parameters of a solve (the mean over flow blocks).
-
-    >>> sizes(paper_rows("paper")[0])
-    (90, 86050.0)
-    """
-    with torch.device("meta"):  # without allocating memory
-        model = model_of(settings, SHAPES[settings.data])
-    if settings.experiment == "ncde":
-        return model.hidden, _parameters(model.field)
-    if settings.experiment == "hnn":
-        return 3 * model.dof + model.inputs, _parameters(model.field)
-    return model.dims, _parameters(model) / sum(len(scale) for scale in model.scales)
-
-
-def _parameters(module: torch.nn.Module) -> float:
-    return float(sum(x.numel() for x in module.parameters()))
 
 
 def saved(modes: ByMode, mode: str, count: Callable[[Finished], float]) -> float | None:

@@ -18,9 +18,9 @@ def settings_of(run: Finished) -> Settings:
 
 
 def complete(runs: Sequence[Finished]) -> list[Finished]:
-    """The runs that are complete, undamaged and made with the adjoint of their mode."""
+    """The runs that are complete, undamaged, made by seminode and with the adjoint of their mode."""
     left_out = gather(runs).left_out
-    return [run for run in runs if run.path.name not in left_out]
+    return [run for run in runs if run.path.name not in left_out and run.settings.get("library") is None]
 
 
 def of_experiment(runs: Sequence[Finished], experiment: str) -> list[Finished]:

@@ -72,7 +72,7 @@ def _read(folder: Path) -> Gathered:
         raise StoreError(f"{folder}: expected folders of complete runs, found {said or 'none'}")
     for name, why in left_out.items():
         warnings.warn(f"{folder / name} is left out: {why}", LeftOut, stacklevel=3)
-    return Gathered(found.problems, left_out)
+    return Gathered(found.problems, left_out, found.peers)
 
 
 def draw(found: Sequence[Finished], folder: Path, out: Path) -> Sequence[Drawn]:

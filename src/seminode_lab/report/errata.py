@@ -137,7 +137,9 @@ def _extrapolation(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "extrapolation", "The evaluations in training are extrapolated and overestimated"
     said = (
         "The paper does not sum the evaluations over training steps. It multiplies those of the evaluation pass at "
-        "every tenth epoch by ten, and also those of the last epoch, although that represents fewer epochs."
+        "every tenth epoch by ten, and also those of the last epoch, although that represents fewer epochs. With its "
+        f"schedules this counts 210 epochs instead of 200 (+5{SPACE}%) for the neural CDE and 60 instead of 50 "
+        f"(+20{SPACE}%) for the pendulum."
     )
     found, good = [], []
     for problem in problems:
@@ -153,7 +155,12 @@ def _extrapolation(problems: Sequence[ProblemRuns]) -> Finding:
     # If every epoch is evaluated, nothing is extrapolated.
     conclusion = Conclusion.UNTESTED if not good else Conclusion.CONFIRMED if all(good) else Conclusion.REFUTED
     as_many = "" if good else "Here the number of epochs counted equals the number trained. "
-    text = f"{as_many}The paper's count compared with the correct sum, with the mixed norm:" if found else ""
+    text = (
+        f"{as_many}What the same procedure makes of the schedules of these runs, compared with the correct sum (mixed "
+        "norm):"
+        if found
+        else ""
+    )
     return Finding(name, title, said, text, conclusion, tuple(found))
 
 
@@ -168,20 +175,23 @@ def _worst_run(problems: Sequence[ProblemRuns]) -> Finding:
         for mode in NORMS:
             runs = problem.modes.get(mode, ())
             last = sorted(run.metrics[-1]["validation"]["accuracy"] for run in runs)
-            if len(last) > 1:
+            if len(last) > 2:
                 found.append(
                     f"{problem.title}, {mode}: {percent(100 * mean(last))} with all {len(last)} runs, "
                     f"{percent(100 * mean(last[1:]))} without the lowest"
                 )
     if not found:
-        return untested(name, title, said, "No row has two seeds.")
+        why = "No row has three seeds. Without the lowest of two runs, the mean would just be the higher one."
+        return untested(name, title, said, why)
     return Finding(name, title, said, "Validation accuracy at the end:", Conclusion.MEASURED, tuple(found))
 
 
 def _median(problems: Sequence[ProblemRuns]) -> Finding:
+    rows, all_rows = published.ROWS, percent(published.median_saving())
     said = (
         f"The paper claims a median improvement of {percent(published.CLAIMED_MEDIAN, 0)}. The median of the "
-        f"{len(published.ROWS)} printed rows is {percent(published.median_saving())}."
+        f"{len(rows)} printed rows is {all_rows}. The claim fits a median of {len(rows) - 1} rows: without any one of "
+        f"the flows it is {percent(published.median_saving(without='cnf-mnist-32'))}."
     )
     own = [x for x in map(correct_saving, problems) if x is not None]
     found = f"The median of the {len(own)} rows that were run here is {percent(median(own))}." if own else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .. import measures
+from ..intervals import Interval, paired_saving
 from ..measures import ProblemRuns
 from ..spread import saving
 
@@ -15,6 +16,8 @@ SPACE = "\N{NO-BREAK SPACE}"
 #: In per cent of evaluations: a saving below NOTHING counts as none, and two savings that differ by at most ALIKE count
 #: as equal.
 NOTHING, ALIKE = 5.0, 15.0
+#: A row is in the regime of the paper if the mixed norm takes at least this share of its evaluations per solve.
+REGIME = 2 / 3
 
 
 class Conclusion(Enum):
@@ -27,6 +30,8 @@ class Conclusion(Enum):
     PRINTED = ("✓", "confirmed by the printed numbers")
     MEASURED = ("→", "effect measured by these runs")
     REFUTED = ("✗", "not seen in these runs")
+    UNDECIDED = ("?", "not decided by these runs")
+    REGIME = ("…", "regime not reached")
     UNTESTED = ("–", "not tested by these runs")
 
     @property
@@ -40,7 +45,7 @@ class Conclusion(Enum):
     @property
     def kind(self) -> str:
         """The style on the page: good, fair, bad or none."""
-        kinds = {"≈": "fair", "→": "fair", "✗": "bad", "–": "none"}
+        kinds = {"≈": "fair", "→": "fair", "✗": "bad", "–": "none", "?": "none", "…": "none"}
         return kinds.get(self.mark, "good")
 
 
@@ -93,3 +98,46 @@ def compatible_saving(problem: ProblemRuns) -> float | None:
     """The same saving with the code and the counter of the paper."""
     counted = measures.published_nfe
     return saving(problem.spread(problem.compatible, counted), problem.spread("mixed", counted))
+
+
+# Verdicts.
+
+
+def saving_interval(problem: ProblemRuns, mode: str = "seminorm") -> Interval | None:
+    """The saving of backward evaluations in training compared with the mixed norm, paired by seed."""
+    return paired_saving(problem, mode, "mixed", measures.true_nfe)
+
+
+def evaluations_per_solve(problem: ProblemRuns) -> tuple[float, float] | None:
+    """Backward evaluations per solve and batch with the mixed norm: of these runs, and of the paper."""
+    row, own = problem.published, problem.spread("mixed", measures.true_per_batch)
+    if row is None or own is None:
+        return None
+    published_solves, solves = (12, _blocks(problem)) if problem.experiment == "cnf" else (1, 1)
+    return own.mean / solves, row.mixed.nfe.mean / row.updates / published_solves
+
+
+def _blocks(problem: ProblemRuns) -> int:
+    given = dict(problem.settings.model)
+    return given.get("scales", 3) * given.get("blocks", 4)
+
+
+def in_regime(problem: ProblemRuns) -> bool:
+    """Whether the solves of a row are as hard as those of the paper; if not, little can be saved."""
+    found = evaluations_per_solve(problem)
+    return found is None or found[0] >= REGIME * found[1]
+
+
+def verdict(problem: ProblemRuns, own: Interval, theirs: Interval) -> Conclusion:
+    """Whether a saving reproduces the published one.
+
+    A saving is there if its interval is above zero; without an interval, if it is at least `NOTHING`. It reproduces if
+    it is there and its interval reaches that of the paper; without an interval, if it is at most `ALIKE` points below.
+    """
+    there = own.low > 0.0 if own.known else own.mean >= NOTHING
+    reaches = own.high >= theirs.low if own.known else own.mean >= theirs.mean - ALIKE
+    if there:
+        return Conclusion.HOLDS if reaches else Conclusion.PARTLY
+    if not in_regime(problem):
+        return Conclusion.REGIME
+    return Conclusion.UNDECIDED if own.known and own.high >= theirs.low else Conclusion.FAILS

@@ -38,6 +38,7 @@ PLACES = {
     "swing": "hnn",
     "f5": "steps",
     "f6": "ratio",
+    "origins": "ratio",
     "costs": "adds",
     "precision": "adds",
 }
