@@ -11,6 +11,16 @@ from .base import SolvingModule
 from .cnf import CNF, Activation, ConcatConv2d, ConcatLinear, ConcatMLP, ConvField, HollowMLP
 from .derivatives import total_derivatives
 from .ends import steer
+from .flow_matching import (
+    OptimalTransportPath,
+    ProbabilityPath,
+    TrigonometricPath,
+    VariancePreservingPath,
+    flow_matching_loss,
+    flow_sample,
+    minibatch_coupling,
+    sampling_preset,
+)
 from .hamiltonian import HamiltonianNet
 from .hypersolver import HyperSolver
 from .images import bits_per_dim
@@ -45,7 +55,9 @@ __all__ = [
     "NeuralODE",
     "Noise",
     "OTFlow",
+    "OptimalTransportPath",
     "PathKind",
+    "ProbabilityPath",
     "Regulariser",
     "Running",
     "SolvingModule",
@@ -54,9 +66,15 @@ __all__ = [
     "TotalDerivative",
     "Trace",
     "TraceName",
+    "TrigonometricPath",
+    "VariancePreservingPath",
     "bits_per_dim",
+    "flow_matching_loss",
+    "flow_sample",
+    "minibatch_coupling",
     "penalty",
     "rnode",
+    "sampling_preset",
     "steer",
     "total_derivatives",
     "train_spectral",

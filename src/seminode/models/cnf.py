@@ -195,6 +195,13 @@ def check_batch(name: str, x: Any) -> None:
         raise ValueError(f"{name}: expected shape (batch, ...), found {tuple(x.shape)}")
 
 
+def per_sample(t: Tensor, z: Tensor) -> Tensor:
+    """Times of shape (batch,) with axes of length 1 for the other axes of z."""
+    if t.shape != z.shape[:1]:
+        raise ValueError(f"t: expected a scalar or shape {tuple(z.shape[:1])}, found {tuple(t.shape)}")
+    return t.reshape(-1, *[1] * (z.ndim - 1))
+
+
 def standard_normal_log_prob(z: Tensor) -> Tensor:
     """log N(z; 0, I) of each sample, shape (batch,)."""
     z = z.flatten(1)
@@ -202,7 +209,7 @@ def standard_normal_log_prob(z: Tensor) -> Tensor:
 
 
 class ConcatLinear(nn.Module):
-    """A linear layer with the time as its first input: W (t, z) + b.
+    """A linear layer with the time as its first input: W (t, z) + b. The time is a scalar, or of shape (batch,).
 
     Arguments:
         inputs, outputs: sizes of the last axis, without the time.
@@ -226,12 +233,16 @@ class ConcatLinear(nn.Module):
             raise ValueError(f"z: expected shape (batch, {self.inputs}), found {tuple(z.shape)}")
         weight = self.linear.weight
         z_weight = weight[:, 1:] if self.mask is None else weight[:, 1:] * self.mask
+        if t.ndim > 0:
+            return functional.linear(z, z_weight, self.linear.bias) + per_sample(t, z) * weight[:, 0]
         # The time is the same for the whole batch, so its column is added to the bias.
         return functional.linear(z, z_weight, self.linear.bias + t * weight[:, 0])
 
 
 class ConcatConv2d(nn.Module):
     """A 3×3 convolution with stride 1 and padding 1 whose first input channel is the time, constant over the image.
+
+    The time is a scalar, or of shape (batch,).
 
     Arguments:
         inputs, outputs: numbers of channels, without the time.
@@ -252,7 +263,8 @@ class ConcatConv2d(nn.Module):
         # The time channel is the same for the whole batch, so it is convolved once and not concatenated to z. The
         # padding makes the result vary near the border.
         time_term = functional.conv2d(z.new_ones(1, 1, *z.shape[2:]), weight[:, :1], padding=1)
-        return functional.conv2d(z, weight[:, 1:], self.conv.bias, padding=1) + t * time_term
+        time = t if t.ndim == 0 else per_sample(t, z)
+        return functional.conv2d(z, weight[:, 1:], self.conv.bias, padding=1) + time * time_term
 
 
 class ConcatMLP(nn.Module):
