@@ -24,9 +24,13 @@ from .flow_matching import (
 from .hamiltonian import HamiltonianNet
 from .hypersolver import HyperSolver
 from .images import bits_per_dim
+from .latent_ode import ELBO, LatentField, LatentODE, kl_annealing
+from .linear_cde import LinearCDE
+from .log_ncde import LogNCDE
 from .multiscale import MultiscaleCNF
 from .neural_cde import MatrixField, NeuralCDE, PathKind
 from .neural_ode import NeuralODE
+from .ode_rnn import ODERNN, GRUODECell
 from .ot_flow import OTFlow
 from .regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
 from .running import Noise, Regulariser, Running, penalty
@@ -36,12 +40,14 @@ from .traces import ExactTrace, HollowTrace, Hutchinson, Trace, TraceName
 
 __all__ = [
     "CNF",
+    "ELBO",
     "Activation",
     "ConcatConv2d",
     "ConcatLinear",
     "ConcatMLP",
     "ConvField",
     "ExactTrace",
+    "GRUODECell",
     "HamiltonianNet",
     "HollowMLP",
     "HollowTrace",
@@ -49,11 +55,16 @@ __all__ = [
     "HyperSolver",
     "JacobianNorm",
     "KineticEnergy",
+    "LatentField",
+    "LatentODE",
+    "LinearCDE",
+    "LogNCDE",
     "MatrixField",
     "MultiscaleCNF",
     "NeuralCDE",
     "NeuralODE",
     "Noise",
+    "ODERNN",
     "OTFlow",
     "OptimalTransportPath",
     "PathKind",
@@ -71,6 +82,7 @@ __all__ = [
     "bits_per_dim",
     "flow_matching_loss",
     "flow_sample",
+    "kl_annealing",
     "minibatch_coupling",
     "penalty",
     "rnode",
