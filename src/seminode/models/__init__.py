@@ -35,6 +35,7 @@ from .ot_flow import OTFlow
 from .regularisers import JacobianNorm, KineticEnergy, TotalDerivative, rnode
 from .running import Noise, Regulariser, Running, penalty
 from .spectral import SpectralTrajectory, train_spectral
+from .step_costs import SolverError, StepRegulariser, Stiffness
 from .symplectic import SymplecticODENet
 from .traces import ExactTrace, HollowTrace, Hutchinson, Trace, TraceName
 
@@ -71,8 +72,11 @@ __all__ = [
     "ProbabilityPath",
     "Regulariser",
     "Running",
+    "SolverError",
     "SolvingModule",
     "SpectralTrajectory",
+    "StepRegulariser",
+    "Stiffness",
     "SymplecticODENet",
     "TotalDerivative",
     "Trace",

@@ -15,6 +15,7 @@ from torch.nn import functional
 from .._field.checks import check_count
 from .base import SolvingModule, check_end, check_hidden
 from .running import Noise, Regulariser, along, check_names, integrals_of, noise_for, start
+from .step_costs import step_regularisers
 from .traces import Trace, TraceName, make_trace
 
 if TYPE_CHECKING:
@@ -153,18 +154,22 @@ class CNF(SolvingModule):
         check_batch("x", x)
         if delta is not None and delta.shape != x.shape[:1]:
             raise ValueError(f"delta: expected shape {tuple(x.shape[:1])}, found {tuple(delta.shape)}")
-        running = (self.trace, *regularisers)
+        step_costs = step_regularisers(regularisers)
+        rates = tuple(each for each in regularisers if each not in step_costs)
+        running = (self.trace, *rates)
         state = start(x, running) if delta is None else start(x, running, delta=delta)
-        solution = self.solve(
+        ys, of_steps = self.watched(
             partial(along, self.field, running),
             state,
             ts,
+            step_costs,
             args=noise_for(running, x, self.trace.noise),
             integrals=integrals_of(running),
             save="last",
         )
-        z, end, *costs = (leaf[-1] for leaf in solution.ys)
-        return z, end, {cost.name: value for cost, value in zip(regularisers, costs, strict=True)}
+        z, end, *costs = (leaf[-1] for leaf in ys)
+        named = {cost.name: value for cost, value in zip(rates, costs, strict=True)}
+        return z, end, {**named, **of_steps}
 
     def _draw(self, shape: int | Sequence[int]) -> Tensor:
         if self.base is not None:
