@@ -22,7 +22,7 @@ demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and t
 	$(BIN)/seminode reproduce --preset quick --out out/quick --jobs 2
 
 examples: $(STAMP)-lab ## run all examples, some minutes, and leave their pictures in out/demo
-	for name in spiral vowels flow pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
+	for name in spiral vowels flow flow_matching latent_ode pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
 
 test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
 	$(BIN)/python -m pytest -n auto

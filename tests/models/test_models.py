@@ -45,6 +45,12 @@ def series() -> tuple[Any, ...]:
     return x, None, torch.tensor([6, 6, 4, 6, 2, 6, 5, 6])
 
 
+def short_series() -> tuple[Any, ...]:
+    x = torch.randn(8, 3, 2, generator=torch.Generator().manual_seed(1))
+    x[0, 1, 1] = torch.nan
+    return x, None, torch.tensor([3, 3, 2, 3, 1, 3, 3, 3])
+
+
 def pixels() -> tuple[Any, ...]:
     return (torch.randint(256, (8, 1, 4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8),)
 
@@ -72,6 +78,13 @@ CASES: dict[str, Case] = {
         squares,
     ),
     "NeuralCDE": Case(lambda **o: models.NeuralCDE(2, 5, 3, field=smooth_matrix(), **o), series, squares),
+    "LogNCDE": Case(
+        lambda **o: models.LogNCDE(2, 5, 3, field=smooth_matrix(), window_length=2.0, **o), short_series, squares
+    ),
+    "ODERNN": Case(lambda **o: models.ODERNN(2, 5, 3, **o), short_series, squares),
+    "LatentODE": Case(
+        lambda **o: models.LatentODE(2, 3, 5, field=models.LatentField(3, 8), **o), short_series, squares
+    ),
     "CNF": Case(lambda **o: models.CNF(models.ConcatMLP(2, (8,)), trace="exact", **o), normal(8, 2), likelihood),
     "MultiscaleCNF": Case(
         lambda **o: models.MultiscaleCNF((1, 4, 4), 4, scales=2, blocks=1, deterministic_eval=True, trace="exact", **o),

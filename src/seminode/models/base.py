@@ -16,6 +16,7 @@ from ..norms import Without
 from ..solution import Record, Solution, Stats
 from ..solve import AllOptions, SolveOptions, solve
 from .running import Noise, Running, along, integrals_of, noise_for, start
+from .step_costs import StepRegulariser, step_regularisers, watch_steps
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,15 +111,39 @@ class SolvingModule(nn.Module):
         **more: Unpack[AllOptions],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The solution at all ts, and the running integrals at the last time, by name."""
-        if not running:
-            return self.solve(field, z0, ts, save=save, **more).ys, {}
-        more.setdefault("args", noise_for(running, z0, noise))
-        state, flags = start(z0, running), integrals_of(running)
-        ys = self.solve(partial(along, field, tuple(running)), state, ts, integrals=flags, save=save, **more).ys
+        step_costs = step_regularisers(running)
+        rates = tuple(each for each in running if each not in step_costs)
+        if not rates:
+            ys, costs = self.watched(field, z0, ts, step_costs, save=save, **more)
+            return ys, costs
+        more.setdefault("args", noise_for(rates, z0, noise))
+        state, flags = start(z0, rates), integrals_of(rates)
+        along_field = partial(along, field, rates)
+        ys, costs = self.watched(along_field, state, ts, step_costs, integrals=flags, save=save, **more)
         zs, *integrals = ys
         # A cost is ∫ r |dt|: it is positive in either direction of time.
         sign = -1.0 if float(ts[-1]) < float(ts[0]) else 1.0
-        return zs, {integral.name: sign * values[-1] for integral, values in zip(running, integrals, strict=True)}
+        ends = {integral.name: sign * values[-1] for integral, values in zip(rates, integrals, strict=True)}
+        return zs, {each.name: {**ends, **costs}[each.name] for each in running}
+
+    def watched(
+        self,
+        field: Callable[..., Any],
+        y0: Any,
+        ts: Tensor | Sequence[float],
+        step_costs: Sequence[StepRegulariser],
+        *,
+        integrals: Sequence[bool] = (),
+        save: Save = "ts",
+        **more: Unpack[AllOptions],
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """The solution at all ts, and the costs that are read off its steps, by name."""
+        if not step_costs:
+            return self.solve(field, y0, ts, integrals=integrals, save=save, **more).ys, {}
+        observer = watch_steps(step_costs, y0, {**self.options, **more})
+        more["observers"] = (*more.get("observers", ()), observer)
+        ys = self.solve(field, y0, ts, integrals=integrals, save=save, **more).ys
+        return ys, observer.result()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stats": (), "_records": ()}  # statistics are not part of the model

@@ -15,6 +15,7 @@ from torch.nn import functional
 from .._field.checks import check_count
 from .base import SolvingModule, check_end, check_hidden
 from .running import Noise, Regulariser, along, check_names, integrals_of, noise_for, start
+from .step_costs import step_regularisers
 from .traces import Trace, TraceName, make_trace
 
 if TYPE_CHECKING:
@@ -153,18 +154,22 @@ class CNF(SolvingModule):
         check_batch("x", x)
         if delta is not None and delta.shape != x.shape[:1]:
             raise ValueError(f"delta: expected shape {tuple(x.shape[:1])}, found {tuple(delta.shape)}")
-        running = (self.trace, *regularisers)
+        step_costs = step_regularisers(regularisers)
+        rates = tuple(each for each in regularisers if each not in step_costs)
+        running = (self.trace, *rates)
         state = start(x, running) if delta is None else start(x, running, delta=delta)
-        solution = self.solve(
+        ys, of_steps = self.watched(
             partial(along, self.field, running),
             state,
             ts,
+            step_costs,
             args=noise_for(running, x, self.trace.noise),
             integrals=integrals_of(running),
             save="last",
         )
-        z, end, *costs = (leaf[-1] for leaf in solution.ys)
-        return z, end, {cost.name: value for cost, value in zip(regularisers, costs, strict=True)}
+        z, end, *costs = (leaf[-1] for leaf in ys)
+        named = {cost.name: value for cost, value in zip(rates, costs, strict=True)}
+        return z, end, {**named, **of_steps}
 
     def _draw(self, shape: int | Sequence[int]) -> Tensor:
         if self.base is not None:
@@ -195,6 +200,13 @@ def check_batch(name: str, x: Any) -> None:
         raise ValueError(f"{name}: expected shape (batch, ...), found {tuple(x.shape)}")
 
 
+def per_sample(t: Tensor, z: Tensor) -> Tensor:
+    """Times of shape (batch,) with axes of length 1 for the other axes of z."""
+    if t.shape != z.shape[:1]:
+        raise ValueError(f"t: expected a scalar or shape {tuple(z.shape[:1])}, found {tuple(t.shape)}")
+    return t.reshape(-1, *[1] * (z.ndim - 1))
+
+
 def standard_normal_log_prob(z: Tensor) -> Tensor:
     """log N(z; 0, I) of each sample, shape (batch,)."""
     z = z.flatten(1)
@@ -202,7 +214,7 @@ def standard_normal_log_prob(z: Tensor) -> Tensor:
 
 
 class ConcatLinear(nn.Module):
-    """A linear layer with the time as its first input: W (t, z) + b.
+    """A linear layer with the time as its first input: W (t, z) + b. The time is a scalar, or of shape (batch,).
 
     Arguments:
         inputs, outputs: sizes of the last axis, without the time.
@@ -226,12 +238,16 @@ class ConcatLinear(nn.Module):
             raise ValueError(f"z: expected shape (batch, {self.inputs}), found {tuple(z.shape)}")
         weight = self.linear.weight
         z_weight = weight[:, 1:] if self.mask is None else weight[:, 1:] * self.mask
+        if t.ndim > 0:
+            return functional.linear(z, z_weight, self.linear.bias) + per_sample(t, z) * weight[:, 0]
         # The time is the same for the whole batch, so its column is added to the bias.
         return functional.linear(z, z_weight, self.linear.bias + t * weight[:, 0])
 
 
 class ConcatConv2d(nn.Module):
     """A 3×3 convolution with stride 1 and padding 1 whose first input channel is the time, constant over the image.
+
+    The time is a scalar, or of shape (batch,).
 
     Arguments:
         inputs, outputs: numbers of channels, without the time.
@@ -252,7 +268,8 @@ class ConcatConv2d(nn.Module):
         # The time channel is the same for the whole batch, so it is convolved once and not concatenated to z. The
         # padding makes the result vary near the border.
         time_term = functional.conv2d(z.new_ones(1, 1, *z.shape[2:]), weight[:, :1], padding=1)
-        return functional.conv2d(z, weight[:, 1:], self.conv.bias, padding=1) + t * time_term
+        time = t if t.ndim == 0 else per_sample(t, z)
+        return functional.conv2d(z, weight[:, 1:], self.conv.bias, padding=1) + time * time_term
 
 
 class ConcatMLP(nn.Module):

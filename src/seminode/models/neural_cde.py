@@ -46,7 +46,8 @@ class MatrixField(nn.Sequential):
     Arguments:
         hidden: number of channels of z.
         channels: number of channels of the control X.
-        width, layers: width and number of the hidden layers, each followed by a ReLU.
+        width, layers: width and number of the hidden layers, each followed by the activation.
+        activation: makes the activation, by default a ReLU; `nn.SiLU` for a smooth field.
 
     Example:
         >>> import torch
@@ -54,9 +55,16 @@ class MatrixField(nn.Sequential):
         torch.Size([5, 8, 3])
     """
 
-    def __init__(self, hidden: int, channels: int, width: int = 64, layers: int = 2):
+    def __init__(
+        self,
+        hidden: int,
+        channels: int,
+        width: int = 64,
+        layers: int = 2,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+    ):
         sizes = [check_count("hidden", hidden), *[check_count("width", width)] * check_count("layers", layers)]
-        inner = [module for a, b in itertools.pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
+        inner = [module for a, b in itertools.pairwise(sizes) for module in (nn.Linear(a, b), activation())]
         last = nn.Linear(width, hidden * check_count("channels", channels))
         super().__init__(*inner, last, nn.Tanh(), nn.Unflatten(-1, (hidden, channels)))
 
@@ -70,6 +78,17 @@ def controlled(field: Callable[[Tensor], Tensor], path: Path, t: Tensor, z: Tens
             f"{tuple(matrix.shape)}"
         )
     return (matrix @ slope.unsqueeze(-1)).squeeze(-1)
+
+
+def with_channels(
+    x: Tensor, times: Tensor | None, lengths: Tensor | None, *, channels: int, time: bool, intensity: bool
+) -> Tensor:
+    """Checked observations with the channels that a model adds, time and intensity."""
+    check_channels("x", x, (channels,), "observations")
+    if x.ndim != 3:
+        raise ValueError(f"x: expected shape (batch, times, channels), found {tuple(x.shape)}")
+    data = paths.append_intensity(x) if intensity else x
+    return paths.append_time(data, times, lengths=lengths) if time else data
 
 
 class NeuralCDE(SolvingModule):
@@ -249,12 +268,7 @@ class NeuralCDE(SolvingModule):
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:
         """The path through the observations, including the channels that the model adds (time and intensity)."""
-        check_channels("x", x, (self.channels,), "observations")
-        if x.ndim != 3:
-            raise ValueError(f"x: expected shape (batch, times, channels), found {tuple(x.shape)}")
-        data = paths.append_intensity(x) if self.intensity else x
-        if self.time:
-            data = paths.append_time(data, times, lengths=lengths)
+        data = with_channels(x, times, lengths, channels=self.channels, time=self.time, intensity=self.intensity)
         if self.path == "rectilinear" and times is None:
             # By default `paths.rectilinear` would number its added knots, too.
             times = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
