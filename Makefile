@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow lint format bench docs clean
+.PHONY: help demo examples test test-slow lint format bench soak docs clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -42,6 +42,9 @@ format: $(STAMP)-dev ## apply the formatter and the safe fixes
 
 bench: $(STAMP)-bench ## compare with torchdiffeq, torchode, torchcde and diffrax; takes hours
 	$(BIN)/python -m benchmarks
+
+soak: $(STAMP)-bench ## very long solves and trainings: memory, clock, caches; takes an hour
+	$(BIN)/python -m benchmarks.soak
 
 docs: $(STAMP)-docs ## build the documentation into site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

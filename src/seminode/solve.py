@@ -17,6 +17,7 @@ from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
 from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
+from ._field.random_numbers import releasing
 from ._field.rank_checks import check_ranks
 from ._field.sharding import reason_to_refuse, refusing_sharded
 from ._integrals.auto_norm import ignoring_integrals
@@ -253,7 +254,7 @@ def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
     through_autograd = isinstance(adjoint, Direct) and not problem.compile
     differentiated = torch.is_grad_enabled() and not through_autograd
     common_steps = problem.ranks.several or not problem.controller.adaptive
-    with refusing_sharded(problem.field.reach, reason_to_refuse(differentiated, common_steps)):
+    with releasing(), refusing_sharded(problem.field.reach, reason_to_refuse(differentiated, common_steps)):
         result = _explained(_runner(problem, adjoint, norm), problem)
     if check is not None:
         check.compare("a solve", work_of(result.stats))

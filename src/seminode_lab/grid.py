@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,13 +77,14 @@ class Table:
 
     def markdown(self) -> str:
         """The table as Markdown, with a bold title."""
-        names = [": ".join(dict.fromkeys(filter(None, (column.group, column.name)))) for column in self.columns]
+        names = [plain(": ".join(dict.fromkeys(filter(None, (column.group, column.name))))) for column in self.columns]
         rows = [names, ["---"] + ["---:"] * (len(names) - 1)]
         for row in self.rows:
-            rows.append([f"**{row[0]}**"] + [""] * (len(names) - 1) if len(row) == 1 else list(row))
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
-        notes = "".join(f"\n- {note}" for note in self.notes)
-        return f"**{self.title}**\n\n{table}\n" + (f"{notes}\n" if notes else "")
+            cells = list(map(plain, row))
+            rows.append([f"**{cells[0]}**"] + [""] * (len(names) - 1) if len(row) == 1 else cells)
+        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        notes = "".join(f"\n- {plain(note)}" for note in self.notes)
+        return f"**{plain(self.title)}**\n\n{table}\n" + (f"{notes}\n" if notes else "")
 
     def html(self) -> str:
         """The table as HTML, in a box that scrolls if the page is too narrow, with the notes below it."""
@@ -98,6 +100,23 @@ class Table:
             + f"<tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>\n"
             + (f'<ul class="notes">{notes}</ul>\n' if notes else "")
         )
+
+
+def plain(text: object) -> str:
+    r"""Text that Markdown shows as it is, in one line: no markup, no HTML, no new cells of a table.
+
+    Example:
+        >>> print(plain("a|b\n<i>*c*</i> snake_case"))
+        a\|b &lt;i&gt;\*c\*&lt;/i&gt; snake_case
+    """
+    line = escape(" ".join(str(text).splitlines()), quote=False)
+    line = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", line)  # an underscore inside of a word is no markup
+    return re.sub(r"^(#|[-+=](?= )|\d+(?=[.)] ))", _escaped_start, line)
+
+
+def _escaped_start(found: re.Match[str]) -> str:
+    """What would begin a heading or a list, so that it does not."""
+    return f"{found[0]}\\" if found[0][0].isdigit() else f"\\{found[0]}"
 
 
 def _narrow(cell: str) -> str:

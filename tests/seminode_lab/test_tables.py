@@ -339,14 +339,14 @@ def test_a_table_is_text_for_a_terminal() -> None:
 
 def test_a_table_is_markdown() -> None:
     assert TABLE.markdown().splitlines() == [
-        "**A <small> one**",
+        "**A &lt;small&gt; one**",
         "",
         "|  | group: a | group: b | c |",
         "| --- | ---: | ---: | ---: |",
         "| **first \\| half** |  |  |  |",
         "| x | 1 ± 2 |  | 3 |",
         "",
-        "- A & note.",
+        "- A &amp; note.",
     ]
 
 

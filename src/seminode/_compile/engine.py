@@ -371,10 +371,9 @@ def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> C
             reason = str(error)
         except Exception as error:
             reason = described(error)
-            stateful = determinism.trial()
-            # An error of the field itself is raised here. With a graph, since the field may cache weights.
-            field(time, y)
-            stateful()
+            with determinism.trial():
+                # An error of the field itself is raised here. With a graph, since the field may cache weights.
+                field(time, y)
     warn_not_compiled(reason)
     return None
 

@@ -8,8 +8,11 @@ solve a field does not change. So all later calls bypass the front end and go st
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
@@ -19,9 +22,10 @@ import torch
 from torch import Tensor
 
 from .._field.pytree import Layout, shares_memory
+from .stance import tracing
 from .torch_private import forget_code, make_fx, recompile_limit, transforms_unwound
 
-Trial = Callable[[], Callable[[], bool]]
+Trial = Callable[[], AbstractContextManager[Any]]
 
 #: How many graphs a front end may keep: of different fields, arguments and Python values.
 GRAPHS = 64
@@ -29,6 +33,13 @@ GRAPHS = 64
 FRONT_ENDS = 16
 #: How many programs are kept with a graph; those that were not used for longest make room.
 PROGRAMS = 64
+
+
+#: Held by the thread that traces a field or makes a program: the tracers of torch keep their state in the process.
+_compiling = [threading.RLock()]
+
+if hasattr(os, "register_at_fork"):  # in a copy of the process there is no other thread that could release it
+    os.register_at_fork(after_in_child=lambda: _compiling.__setitem__(0, threading.RLock()))
 
 
 class NotCompiled(Exception):
@@ -59,15 +70,11 @@ class FieldGraph:
         if self._lowered is not None or self.reason is not None:
             return
         inputs = [x.detach() for x in inputs]
-        stateful = trial()
-        try:
-            # In the grad mode of the capture, which derivatives inside the field rely on.
-            with torch.enable_grad(), transforms_unwound():
-                lowered = make_fx(self._module)(*inputs)
-                answers = lowered(*inputs)
-        finally:
-            changed = stateful()
-        if changed:
+        # In the grad mode of the capture, which derivatives inside the field rely on.
+        with trial() as outcome, torch.enable_grad(), transforms_unwound():
+            lowered = make_fx(self._module)(*inputs)
+            answers = lowered(*inputs)
+        if outcome.stateful:
             self.reason = "the field draws random numbers or changes buffers"
         elif len(answers) != 1:
             self.reason = "the field stores a tensor that it computes"
@@ -83,12 +90,13 @@ class FieldGraph:
 
     def program(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A program of this graph, made when it is first asked for."""
-        if key not in self._programs:
-            self._programs[key] = self._made(make)
-            while len(self._programs) > PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        program = self._programs[key]
+        with _compiling[0]:
+            if key not in self._programs:
+                self._programs[key] = self._made(make)
+                while len(self._programs) > PROGRAMS:
+                    self._programs.popitem(last=False)
+            self._programs.move_to_end(key)
+            program = self._programs[key]
         if isinstance(program, Unavailable):
             raise NotCompiled(program.reason)
         return program
@@ -250,9 +258,16 @@ def capture(
 ) -> Capture:
     """The field's graph and its inputs. Raises whatever the compiler raises about the field.
 
-    `trial` is called before an evaluation that does not count; its result, called afterwards, says whether that drew
-    random numbers or changed a buffer.
+    `trial` opens a context for evaluations that do not count; its result says afterwards whether they drew random
+    numbers or changed a buffer.
     """
+    with _compiling[0], tracing():
+        return _capture(func, layout, t, y, args, trial)
+
+
+def _capture(
+    func: Callable[..., Any], layout: Layout, t: Tensor, y: Tensor, args: tuple[Any, ...], trial: Trial
+) -> Capture:
     key = layout, y.dtype, y.device
     front_end = _front_ends[key] if key in _front_ends else _front_ends.setdefault(key, FrontEnd())
     _front_ends.move_to_end(key)

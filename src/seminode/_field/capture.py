@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .._compile.torch_private import compiler_loaded
+from .._compile.stance import uncompiled
 from .lineage import Lineage
 from .pytree import leaves_of, mapped
 
@@ -25,15 +23,6 @@ from .pytree import leaves_of, mapped
 STATE, TIME, CAPTURED = 1, 2, 4
 CUT = 3
 ORIGINS = STATE | TIME | CAPTURED
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """Where a field must be followed operation by operation, what is compiled in it runs eagerly.
-
-    Compiled code hides its operations, and a compiler that first meets a function under a watch gives up on that
-    function for good. The compiler is not loaded for this.
-    """
-    return torch.compiler.set_stance("force_eager") if compiler_loaded() else contextlib.nullcontext()
 
 
 class CaptureWatch(TorchFunctionMode):

@@ -16,127 +16,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
 from ..errors import StatefulFieldWarning, warn
+from .buffers import Buffer, buffers_of
 from .places import CACHE, Change, Contents
+from .random_numbers import RandomNumbers, claim, releasing
 from .reach import Reach
 
-#: Layers with running statistics. Their subclasses (lazy and synchronised ones) are among them.
-_NORMALISATION = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
 
-#: Buffers of modules, by name, that only count evaluations.
-_COUNTERS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+class Trial:
+    """An evaluation that does not count: afterwards, whether it drew random numbers or changed a buffer."""
 
-
-class Buffer:
-    """A buffer of a module: how to notice that an evaluation changed it, and how to put it back."""
-
-    def __init__(self, roots: Sequence[nn.Module], module: nn.Module, key: str, value: Tensor):
-        self._roots = roots
-        self._module = module
-        self.value = value
-        self.version = value._version
-        self._slots = module._buffers
-        self._key = key
-        # Batch normalisation writes its running statistics without changing their version counters.
-        silent = isinstance(module, _NORMALISATION) and module.training
-        self._copy = value.detach().clone() if silent else None
-
-    @property
-    def counts(self) -> bool:
-        """Whether it may be a counter of evaluations: a single number outside of normalisation layers."""
-        return self.value.numel() == 1 and not isinstance(self._module, _NORMALISATION)
-
-    @property
-    def known_counter(self) -> bool:
-        """Whether the field was seen not to depend on it."""
-        return self.counts and self._key in _COUNTERS.get(self._module, ())
-
-    @known_counter.setter
-    def known_counter(self, value: bool) -> None:
-        assert value
-        _COUNTERS.setdefault(self._module, set()).add(self._key)
-
-    @property
-    def label(self) -> str:
-        named = ((root, name, part) for root in self._roots for name, part in root.named_modules())
-        root, path = next((root, name) for root, name, part in named if part is self._module)
-        return ".".join(filter(None, (type(root).__name__, path, self._key)))
-
-    @property
-    def current(self) -> Tensor | None:
-        return self._slots[self._key]
-
-    def changed(self) -> bool:
-        if self.current is not self.value or self.value._version != self.version:
-            return True
-        return self._copy is not None and not torch.equal(self.value, self._copy)
-
-    def snapshot(self) -> Callable[[], None]:
-        """A function that puts the present value back: into the tensor, or the tensor back into the module."""
-        tensor = self.current
-        value = None if tensor is None or tensor is not self.value else tensor.detach().clone()
-        # What was written silently is put back silently: autograd holds on to the statistics but does not read them.
-        target = tensor.data if self._copy is not None and tensor is not None else tensor
-
-        def restore() -> None:
-            self._slots[self._key] = tensor
-            if target is not None and value is not None:
-                with torch.no_grad():
-                    target.copy_(value)
-
-        return restore
-
-
-def refuse_lazy(modules: Sequence[nn.Module]) -> None:
-    """Refuse modules whose parameters have no shape yet: their first call would create parameters during a solve."""
-    for root in modules:
-        for name, x in (*root.named_parameters(), *root.named_buffers()):
-            if is_lazy(x):
-                raise ValueError(
-                    f"field: {name!r} of {type(root).__name__} is a lazy parameter or buffer without a shape; call the "
-                    "module once with an input of the right shape before you solve (and before you make an optimiser)"
-                )
-
-
-def buffers_of(reach: Reach) -> list[Buffer]:
-    """The buffers of all modules within reach, each once; modules must have their shapes already."""
-    found: list[Buffer] = []
-    for part in reach.parts:
-        parameters, buffers = part._parameters, part._buffers
-        if not parameters and not buffers:
-            continue
-        if any(is_lazy(x) for x in (*parameters.values(), *buffers.values()) if x is not None):
-            refuse_lazy(reach.modules)
-        items = buffers.items()
-        found += [Buffer(reach.modules, part, key, x) for key, x in items if x is not None and not x.is_inference()]
-    return found
+    stateful = False
 
 
 class Determinism:
     """The circumstances of a solve's evaluations, kept the same for all of them."""
 
     def __init__(self, device: torch.device, reach: Reach):
-        self._generators = [torch.default_generator, *device_generators(device)]
-        self._start: list[Tensor] = []
-        self._random: list[Callable[[], object]] = []  # none, unless the field is seen to draw numbers
+        self._random = RandomNumbers(device)
         self.reach = reach
-        self._buffers = buffers_of(reach)
+        self._buffers = buffers_of(reach.modules, reach.parts)
         self._changed: list[Buffer] = []
         self._restore: list[Callable[[], object]] = []
         self._constants: list[tuple[Tensor, int]] = []
         self._contents: Contents | None = None  # of all places where the field may keep values
         self._evaluated = 0
         self._caches = False  # whether evaluations have changed them
-        self._device = device.type
+        self._where, self._device = device, device.type
 
     def remember(self, constants: Iterable[tuple[Tensor, int]], evaluations: int) -> None:
         """Note, after the first evaluation, the constants that it used with their versions, and what the field keeps.
@@ -173,36 +83,50 @@ class Determinism:
     @property
     def stateful(self) -> bool:
         """Whether there is anything to put back before an evaluation."""
-        return bool(self._random or self._restore)
+        return self._random.drawn or bool(self._restore)
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Before an evaluation: the same random numbers, the same buffers."""
-        for restore in self._random:
-            restore()
-        for restore in self._restore:
-            restore()
+        if self._random.drawn:
+            self._random.restore()
+        self.restore_buffers()
+
+    def evaluate(self, function: Callable[..., Tensor], *args: Tensor, repeated: Callable[[], None]) -> Tensor:
+        """Evaluate a field that is `stateful`. `repeated` is called if it has to be evaluated twice."""
+        self._prepare()
+        k = function(*args)
+        if self._random.drawn:
+
+            def repeat() -> None:
+                repeated()
+                self.restore_buffers()
+                function(*args)
+
+            self._random.check(repeat)
+        return k
 
     def restore_buffers(self) -> None:
         """Undo what the latest evaluation did to buffers."""
         for restore in self._restore:
             restore()
 
-    def begin(self) -> None:
-        """Before the first evaluation: the random numbers of every evaluation are those of this one."""
-        self._start = [generator.get_state() for generator in self._generators]
-
-    def first(self, evaluate: Callable[[], Tensor]) -> Tensor:
+    def first(self, evaluate: Callable[[], Tensor], as_check: Callable[[], AbstractContextManager[Any]]) -> Tensor:
         """Make the first evaluation. Does it draw random numbers? Does it change a buffer?
 
+        Evaluations inside of `as_check` count as checks.
         Of changed buffers the new values are kept, and the evaluation is made again with them. A buffer of one number
         may be a counter of evaluations, if the answer does not depend on it: then it is left alone and goes on
         counting. Without random numbers the generators, which belong to the whole process, are left alone too.
         """
-        self.begin()
-        k = evaluate()
-        states = [generator.get_state() for generator in self._generators]
-        if not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True)):
-            self._random = [partial(g.set_state, state) for g, state in zip(self._generators, self._start, strict=True)]
+
+        def repeat() -> None:
+            present = [buffer.snapshot() for buffer in self._buffers if buffer.changed()]
+            with as_check():
+                evaluate()
+            for restore in present:
+                restore()
+
+        k = self._random.first(evaluate, repeat)
         changed = [buffer for buffer in self._buffers if buffer.changed()]
         if not changed:
             return k
@@ -211,7 +135,7 @@ class Determinism:
         present = [buffer.snapshot() for buffer in counters]
         if all(buffer.known_counter for buffer in changed):
             return k
-        self.prepare()
+        self._prepare()
         again = evaluate()
         if counters and not self._changed and torch.equal(again, k):
             for buffer in counters:
@@ -238,23 +162,19 @@ class Determinism:
             StatefulFieldWarning,
         )
 
-    def trial(self) -> Callable[[], bool]:
-        """Before an evaluation that does not count. Call the result afterwards: it says whether the evaluation drew
-        random numbers or changed a buffer, and puts them back."""
-        self.begin()
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[Trial]:
+        """Around an evaluation that does not count: what it draws and what it does to buffers is undone."""
+        trial, random = Trial(), RandomNumbers(self._where)
         present = [buffer.snapshot() for buffer in self._buffers]
-
-        def stateful() -> bool:
-            states = [generator.get_state() for generator in self._generators]
-            drawn = not all(torch.equal(a, b) for a, b in zip(states, self._start, strict=True))
+        try:
+            with random.undone():
+                yield trial
+        finally:
             changed = any(buffer.changed() for buffer in self._buffers)
-            for generator, state in zip(self._generators, self._start, strict=True) if drawn else ():
-                generator.set_state(state)
             for restore in present if changed else ():
                 restore()
-            return drawn or changed
-
-        return stateful
+            trial.stateful = random.drawn or changed
 
     def solving(self) -> AbstractContextManager[Any]:
         """Around a solver's own arithmetic, which autocast must not touch."""
@@ -266,14 +186,20 @@ class Determinism:
     def backward(self) -> Iterator[None]:
         """Around a backward pass, whose evaluations leave no trace behind."""
         self._check_unchanged()
-        random = [partial(g.set_state, g.get_state()) for g in self._generators] if self._random else []
         present = [buffer.snapshot() for buffer in self._changed]
-        try:
-            with self.solving(), self._as_it_was():
-                yield
-        finally:
-            for restore in (*present, *random):
-                restore()
+        with releasing():
+            states: list[Tensor] = []
+            if self._random.drawn:
+                claim()
+                states = self._random.states()
+            try:
+                with self.solving(), self._as_it_was():
+                    yield
+            finally:
+                for restore in present:
+                    restore()
+                if states:
+                    self._random.set(states)
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -383,11 +309,3 @@ def present_autocast(device: torch.device) -> Callable[[], AbstractContextManage
         return None
     dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
     return partial(torch.autocast, device.type, dtype=dtype, cache_enabled=cache)
-
-
-def device_generators(device: torch.device) -> list[torch.Generator]:
-    if device.type == "cpu":
-        return []
-    module = torch.get_device_module(device)
-    generators = getattr(module, "default_generators", ())
-    return [generators[device.index or 0]] if generators else []

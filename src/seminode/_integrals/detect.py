@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compile.stance import uncompiled
 from .._compile.torch_private import transforms_active
-from .._field.capture import uncompiled
-from .._field.determinism import buffers_of, device_generators
+from .._field.buffers import buffers_of
 from .._field.field import Field
 from .._field.pytree import HALF, Layout, flatten, leaves_of, mapped, real_dtype, unflatten
+from .._field.random_numbers import RandomNumbers
 from .._field.reach import Reach, reachable
 from .nan_probe import Exits, NanProbe
 
@@ -207,16 +208,15 @@ class Reader:
     @contextlib.contextmanager
     def _without_trace(self, device: torch.device) -> Iterator[None]:
         """The same random numbers for every evaluation; afterwards the generators and buffers as they were."""
-        generators = [torch.default_generator, *device_generators(device)]
-        restore: list[Callable[[], object]] = [functools.partial(g.set_state, g.get_state()) for g in generators]
         # A buffer that was not changed is not written to either: other code may watch its version.
-        present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._reach)]
+        present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._reach.modules, self._reach.parts)]
         try:
-            with uncompiled():
+            with uncompiled(), RandomNumbers(device).undone():
                 yield
         finally:
-            for put_back in (*restore, *(put_back for buffer, put_back in present if buffer.changed())):
-                put_back()
+            for buffer, put_back in present:
+                if buffer.changed():
+                    put_back()
 
 
 def _has_gradient(answer: Tensor, leaves: list[Tensor]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
@@ -106,6 +107,18 @@ class EvaluationLog:
         if self.times is not None:
             self.times.extend(times)
 
+    @contextlib.contextmanager
+    def as_checks(self) -> Iterator[None]:
+        """Evaluations inside count as checks."""
+        counter, count, listed = self.counter, self.counter.nfe, 0 if self.times is None else len(self.times)
+        try:
+            yield
+        finally:
+            counter.checks += counter.nfe - count
+            counter.nfe = count
+            if self.times is not None:
+                del self.times[listed:]
+
     def add_nodes(self, plan: Plan, nodes: Sequence[float]) -> None:
         """The same for evaluations at nodes of a step."""
         self.counter.nfe += len(nodes)
@@ -129,10 +142,12 @@ class EagerEvaluator:
 
     def __call__(self, t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
         self._log.add(t)
-        if self._determinism.stateful:
-            self._determinism.prepare()
         time = as_time(t, self._dtype, self._device)
-        k = self._field(time if shift is None else time + shift, y)
+        moved = time if shift is None else time + shift
+        if self._determinism.stateful:
+            k = self._determinism.evaluate(self._field, moved, y, repeated=self.counter.check)
+        else:
+            k = self._field(moved, y)
         if self.watched is not None:
             self.watched.append(Evaluation(time, y, k))
         return k

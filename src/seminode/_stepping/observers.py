@@ -59,6 +59,9 @@ class Counter(Observer):
     def rejected(self, step: Step, ratio: float) -> None:
         self.n_rejected += 1
 
+    def check(self) -> None:
+        self.checks += 1
+
     @property
     def attempts(self) -> int:
         return self.n_accepted + self.n_rejected

@@ -201,7 +201,7 @@ class ForwardPass:
         # A field that could be compiled draws no random numbers and changes no buffers.
         if self.capture is not None or not self._first:
             return engine.start_slope(plan, y0, memory)
-        k = self.determinism.first(lambda: engine.start_slope(plan, y0, memory))
+        k = self.determinism.first(lambda: engine.start_slope(plan, y0, memory), self.log.as_checks)
         if transforms_active() or not shares_memory(k):
             return k
         self.problem.field.copy_answers()

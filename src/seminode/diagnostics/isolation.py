@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._field.determinism import device_generators
+from .._field.random_numbers import device_generators
 
 
 class Snapshot:

@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .._field.capture import Substitution, uncompiled
+from .._compile.stance import uncompiled
+from .._field.capture import Substitution
 from .._field.pytree import HALF, mapped
 from .._untyped import numbers
 from ..adjoints import Replay

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..grid import plain
 from ..measures import Gathered, gather
 from ..store import Finished, StoreError, placing, runs
 from .content import content
@@ -101,7 +102,7 @@ def _render(page: dict[str, Any], out: Path) -> Written:
         environment = Environment(autoescape=markup, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         template = environment.from_string((here / f"{path.name}.jinja").read_text(encoding="utf-8"))
         style = Markup((here / "style.css").read_text(encoding="utf-8"))
-        text = re.sub(r"\n{3,}", "\n\n", template.render(page, style=style, safe=Markup))
+        text = re.sub(r"\n{3,}", "\n\n", template.render(page, style=style, safe=Markup, plain=plain))
         with placing(path) as temporary:
             temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
     return written

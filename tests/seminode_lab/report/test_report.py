@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from seminode_lab import measures, published, report, store
+from seminode_lab.grid import plain
 from seminode_lab.intervals import paired_saving, published_saving, quantile
 from seminode_lab.modes import MODES
 from seminode_lab.report.claims import claims
@@ -250,6 +251,39 @@ def test_names_from_folders_are_escaped(tmp_path: Path) -> None:
     page = Page(report.write(folder).html.read_text())
     assert not page.all("script")
     assert "<script>alert(1)</script>" in page.text
+
+
+def test_names_from_folders_are_no_markup_in_the_markdown(tmp_path: Path) -> None:
+    folder = pendulum(tmp_path)
+    commit = "<img src=x onerror=alert(1)>|x](javascript:y) **b** `c`\n\n# heading\n- item"
+    for mode in MODES:
+        change(folder / f"hnn-pendulum-{mode}-0" / store.CONFIG, "circumstances", "commit", value=commit)
+    lab_runs.write(lab_runs.rows()[0], folder, complete=False).rename(folder / "[a](b) <b>*c*")
+    with pytest.warns(report.LeftOut):
+        text = report.write(folder).markdown.read_text()
+    shown = r"&lt;img src=x onerror=alert(1)&gt;\|x\](javascript:y) \*\*b\*\* \`c\`  # heading - item"
+    assert f"\n- commit: {shown}\n" in text
+    assert text.count(f"| {shown} |\n") == len(MODES)
+    assert r"\[a\](b) &lt;b&gt;\*c\*, not complete" in text
+    assert "<" not in text.replace("&lt;", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("# no heading", r"\# no heading"),
+        ("- no item", r"\- no item"),
+        ("1. no item", r"1\. no item"),
+        ("-1.5", "-1.5"),
+        ("1.5", "1.5"),
+        ("_a_ b_c", r"\_a\_ b_c"),
+        ("R&D &lt; &#60;", "R&amp;D &amp;lt; &amp;#60;"),
+        ("C:\\new", r"C:\\new"),
+        (None, "None"),
+    ],
+)
+def test_text_that_markdown_shows_as_it_is(text: object, shown: str) -> None:
+    assert plain(text) == shown
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(folder: Path, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class BackwardSolve:
             self.reduction,
             self.targets,
             forward.determinism,
+            self.counter,
             source=self.dense,
             source_slope=self.dense.slope if self.dense is not None and problem.solver.implicit else None,
             integrals_in_state=method.integrals_in_state,

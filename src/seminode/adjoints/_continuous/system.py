@@ -19,6 +19,7 @@ from ..._field.accounting import Accounting, Evaluation
 from ..._field.determinism import Determinism
 from ..._field.field import Field
 from ..._field.pytree import Layout, flatten, real_dtype
+from ..._stepping.observers import Counter
 from ...norms import AdjointState
 
 
@@ -90,6 +91,7 @@ class AdjointSystem:
         reduction: Reduction,
         targets: Sequence[Tensor],
         determinism: Determinism,
+        counter: Counter,
         *,
         source: Source | None = None,
         source_slope: Callable[[float], Tensor] | None = None,
@@ -99,7 +101,7 @@ class AdjointSystem:
     ):
         self.field = field
         self.targets = list(targets)
-        self._determinism = determinism
+        self._determinism, self._counter = determinism, counter
         self.source = source
         self._source_slope = source_slope
         self.integrals_in_state = integrals_in_state
@@ -209,22 +211,23 @@ class AdjointSystem:
 
     def evaluate(self, t: float, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z and t as leaves, and the field there with its graph."""
-        if self._determinism.stateful:
-            self._determinism.prepare()
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             time = torch.full((), t, dtype=real_dtype(z), device=z.device, requires_grad=self.with_time)
-            f = self.field(time, z)
+            f = self._answer(self.field, time, z)
         if self._accounting is not None:
             self._accounting.check([Evaluation(time, z, f)], ())
         return z, time, f
 
     def evaluate_batch(self, times: Tensor, zs: Tensor) -> Tensor:
         """The field at several times, with its graph."""
-        if self._determinism.stateful:
-            self._determinism.prepare()
         with torch.enable_grad():
-            return torch.func.vmap(self.field, randomness="same")(times, zs)
+            return self._answer(torch.func.vmap(self.field, randomness="same"), times, zs)
+
+    def _answer(self, field: Callable[..., Tensor], t: Tensor, z: Tensor) -> Tensor:
+        if self._determinism.stateful:
+            return self._determinism.evaluate(field, t, z, repeated=self._counter.check)
+        return field(t, z)
 
     def count_vjps(self, y: int, params: int) -> None:
         """VJPs that a program has computed."""

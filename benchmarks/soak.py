@@ -1,0 +1,261 @@
+"""Endurance: long solves, long training and many shapes, with an eye on memory, the clock and caches.
+
+    python -m benchmarks.soak [--parts steps training shapes adjoints] [--steps 1000000] [--iterations 100000]
+                              [--shapes 10000] [--compiled-shapes 300] [--out FILE]
+
+Each line of the table is a measurement, its bound and whether it is kept; the exit status is 1 if one is not. Growth is
+the increase of the resident memory of the process after the first tenth of a part. Compiled solves run their graphs
+without Inductor, which would take seconds for every shape: what is bounded is what seminode and the front end keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import seminode as sn
+from seminode._compile import graph, inductor
+from seminode.adjoints import Adjoint
+from seminode.extending import Observer
+
+from .detest import table
+from .race import RESULTS, circumstances
+
+#: Megabytes by which a process may grow; the allocator of the C library keeps some.
+GROWTH = 30.0
+#: How many states a solve holds beside those that the formula of an adjoint counts.
+WORKING = 35
+STATE = 100_000
+
+
+class Line(NamedTuple):
+    """A measurement and the most that it may be."""
+
+    what: str
+    found: float
+    bound: float
+    unit: str
+
+    @property
+    def good(self) -> bool:
+        return self.found <= self.bound
+
+
+def resident() -> float:
+    """The resident memory of this process in megabytes."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+class Growth:
+    """Memory and live tensors after the first tenth of a loop and at its end."""
+
+    def __init__(self, count: int):
+        self._first = max(1, count // 10)
+        self._memory = 0.0
+        self._tensors = 0
+
+    def at(self, i: int) -> None:
+        if i + 1 == self._first:
+            self._memory, self._tensors = resident(), tensors()
+
+    def lines(self, what: str, cached: float = 0.0) -> Iterator[Line]:
+        """`cached` is by which part of it the number of tensors may grow: full caches do not always hold as many."""
+        yield Line(f"{what}: growth of memory", resident() - self._memory, GROWTH, "MB")
+        yield Line(f"{what}: tensors left over", tensors() - self._tensors, cached * self._tensors, "")
+
+
+def tensors() -> int:
+    gc.collect()
+    return sum(isinstance(x, Tensor) for x in gc.get_objects())
+
+
+class Clock(Observer):
+    """Every step starts where the one before it ended, and none has drifted from k·dt by more than rounding."""
+
+    def __init__(self, dt: float, growth: Growth):
+        self._dt, self._growth = dt, growth
+        self.steps, self.end, self.gaps, self.drift = 0, 0.0, 0, 0.0
+
+    def accepted(self, step: Any, ratio: float) -> None:
+        plan = step.plan
+        self.gaps += plan.t0 != self.end
+        self._growth.at(self.steps)
+        self.steps, self.end = self.steps + 1, plan.t1
+        self.drift = max(self.drift, abs(plan.t1 / (self.steps * self._dt) - 1.0))
+
+
+def long_solve(steps: int) -> Iterator[Line]:
+    """One solve of a rotation, by very many steps of a fixed size."""
+    dt, growth = 1e-3, Growth(steps)
+    clock = Clock(dt, growth)
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    with torch.no_grad():
+        sol = sn.solve(
+            lambda t, y: turn @ y,
+            torch.tensor([1.0, 0.0]),
+            [0.0, steps * dt],
+            solver="midpoint",
+            controller=sn.FixedStep(dt),
+            save="last",
+            max_steps=steps + 1,
+            observers=[clock],
+        )
+    what = f"{steps:,} steps"
+    yield Line(f"{what}: steps missing", abs(sol.stats.accepted - steps), 0, "")
+    yield Line(f"{what}: steps that do not start where the last one ended", clock.gaps, 0, "")
+    yield Line(f"{what}: relative drift of the clock", clock.drift, 1e-12, "")
+    yield Line(f"{what}: distance of the last time from the end", abs(float(sol.ts[-1]) - steps * dt), 0, "")
+    yield from growth.lines(what)
+
+
+def training(iterations: int, compiled: bool) -> Iterator[Line]:
+    """A tiny neural ODE, trained to be a rotation by a right angle."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
+    points, growth = torch.randn(16, 2), Growth(iterations)
+    target = points @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+
+    def iterate() -> float:
+        sol = sn.solve(lambda t, y: net(y), points, [0.0, 1.0], solver="bosh3", save="last", compile=compiled)
+        loss = (sol.ys[-1] - target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return float(loss)
+
+    first = last = iterate()
+    graphs = unique_graphs()
+    for i in range(1, iterations):
+        last = iterate()
+        growth.at(i)
+    what = f"{iterations:,} training iterations{', compiled' if compiled else ''}"
+    yield Line(f"{what}: last loss over first", last / first, 0.5, "")
+    if compiled:
+        yield Line(f"{what}: graphs traced after the first iteration", unique_graphs() - graphs, 0, "")
+    yield from growth.lines(what)
+
+
+def unique_graphs() -> int:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return counters["stats"]["unique_graphs"] if counters else 0
+
+
+def shapes(count: int, compiled: bool) -> Iterator[Line]:
+    """Solves whose states have changing shapes, in no order."""
+    net, growth = nn.Linear(3, 3), Growth(count)
+    draw = random.Random(0)
+
+    def error() -> float:
+        y0 = torch.ones(draw.randint(1, 200), 3, requires_grad=True)
+        sol = sn.solve(lambda t, y: net(y), y0, [0.0, 0.5], solver="bosh3", save="last", compile=compiled)
+        (grad,) = torch.autograd.grad(sol.ys.sum(), y0)
+        return float((grad - grad[:1]).abs().max())  # all samples are alike
+
+    wrong = 0.0
+    for i in range(count):
+        wrong = max(wrong, error())
+        growth.at(i)
+    what = f"{count:,} solves of changing shapes{', compiled' if compiled else ''}"
+    yield Line(f"{what}: largest error of a gradient", wrong, 1e-5, "")
+    if compiled:
+        yield Line(f"{what}: front ends kept", len(graph._front_ends), graph.FRONT_ENDS, "")
+    yield from growth.lines(what, cached=0.1 if compiled else 0.0)
+
+
+def peak_states(adjoint: Adjoint, steps: int, solver: str = "dopri5") -> float:
+    """The most memory that tensors take at a time in a solve and its backward pass, in states."""
+    y0 = torch.linspace(-1.0, 1.0, STATE, requires_grad=True)
+
+    def run() -> None:
+        options: dict[str, Any] = {"controller": sn.FixedStep(1.0 / steps), "save": "last", "solver": solver}
+        sol = sn.solve(lambda t, y: torch.tanh(y) * torch.cos(t), y0, [0.0, 1.0], adjoint=adjoint, **options)
+        sol.ys.sum().backward()
+        y0.grad = None
+
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        run()
+    results: Any = measured.profiler.kineto_results  # type: ignore[union-attr]
+    live = peak = 0
+    for _, size in sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"):
+        live += size
+        peak = max(peak, live)
+    return peak / (y0.numel() * y0.element_size())
+
+
+def adjoints(steps: int = 100) -> Iterator[Line]:
+    """Peak memory in states, against the formulas on the page about adjoints."""
+    kept: list[tuple[Adjoint, float, str]] = [
+        # Of each of the six stages, autograd keeps tanh(y) and little else.
+        (sn.Direct(), 6 * 2 * steps, "dopri5"),
+        (sn.Replay(), steps, "dopri5"),
+        (sn.Replay(every=10), steps // 10 + 10, "dopri5"),
+        (sn.Checkpointed(10), 10, "dopri5"),
+        (sn.Interpolating(), 5 * steps, "dopri5"),
+        (sn.Interpolating(memory=50), 50, "dopri5"),
+        (sn.Backsolve(check=False), 0, "dopri5"),
+        (sn.Reversible(), 2, "reversible_heun"),
+    ]
+    for adjoint, states, solver in kept:
+        yield Line(
+            f"{adjoint!r}, {steps} steps: peak memory", peak_states(adjoint, steps, solver), states + WORKING, "states"
+        )
+
+
+def without_inductor() -> None:
+    """Have compiled solves run their graphs as they are."""
+    inductor.back_end = lambda module, examples: lambda inputs: list(module(*inputs))  # type: ignore[assignment]
+
+
+def parts(options: argparse.Namespace) -> dict[str, list[Callable[[], Iterator[Line]]]]:
+    return {
+        "steps": [lambda: long_solve(options.steps)],
+        "training": [lambda c=c: training(options.iterations, c) for c in (False, True)],
+        "shapes": [lambda: shapes(options.shapes, False), lambda: shapes(options.compiled_shapes, True)],
+        "adjoints": [adjoints],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Run long solves and trainings.")
+    names = ("steps", "training", "shapes", "adjoints")
+    parser.add_argument("--parts", nargs="+", choices=names, default=list(names))
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--iterations", type=int, default=100_000)
+    parser.add_argument("--shapes", type=int, default=10_000)
+    parser.add_argument("--compiled-shapes", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    torch.set_num_threads(1)
+    without_inductor()
+    warnings.simplefilter("error", sn.CompileWarning)
+    lines: list[Line] = []
+    for name in options.parts:
+        for part in parts(options)[name]:
+            for line in part():
+                lines.append(line)
+                print(f"{'ok' if line.good else 'NOT KEPT':>8}  {line.what}: {line.found:.3g} {line.unit}", flush=True)
+    rows = [[x.what, f"{x.found:.3g} {x.unit}".strip(), f"{x.bound:.3g}", "yes" if x.good else "no"] for x in lines]
+    print("\n" + table(["what", "found", "at most", "kept"], rows))
+    found = [{**line._asdict(), "good": line.good} for line in lines]
+    options.out.write_text(json.dumps({"circumstances": circumstances(1), "lines": found}, indent=1) + "\n")
+    raise SystemExit(not all(line.good for line in lines))
+
+
+if __name__ == "__main__":
+    main()
