@@ -16,7 +16,9 @@ import seminode as sn
 from seminode._compile.graph import capture
 from seminode._compile.programs import evaluation_program, no_sums
 from seminode._compile.programs.pieces import saving_evaluation
+from seminode._field.determinism import Determinism
 from seminode._field.pytree import Layout
+from seminode._field.reach import reachable
 
 from .minima import fastest
 from .tasks import Task
@@ -41,7 +43,7 @@ def cost_of(field: nn.Module, y0: Any, ts: Tensor, differentiate: bool = True) -
     y = layout.pack(y0).detach()
     t = ts.mean().to(y)
     with torch.no_grad():
-        graph = capture(field, layout, t, y, (), lambda: lambda: False)
+        graph = capture(field, layout, t, y, (), Determinism(y.device, reachable(field)).trial)
         rest = graph.rest
         evaluation = evaluation_program(graph, y)
         found = {"evaluation": fastest(lambda: evaluation(t, y, rest))}

@@ -24,7 +24,9 @@ from seminode._compile.graph import Capture, capture
 from seminode._compile.inductor import traced
 from seminode._compile.programs import no_sums, saving_programs, step_program, tolerances, vjp_program, whole_step
 from seminode._field import checks
+from seminode._field.determinism import Determinism
 from seminode._field.pytree import Layout
+from seminode._field.reach import reachable
 from seminode._stepping.schedule import Schedule
 
 from .detest import table
@@ -130,7 +132,7 @@ def ahead_of_time(given: Setting, rewritten: bool) -> Way:
 
 def captured(given: Setting) -> Capture:
     layout = Layout.of(given.y, "y")
-    return capture(given.field, layout, torch.zeros(()), layout.pack(given.y), (), lambda: lambda: False)
+    return capture(given.field, layout, torch.zeros(()), layout.pack(given.y), (), Determinism(given.y.device, reachable(given.field)).trial)
 
 
 def programs(given: Setting) -> Way:

@@ -3,6 +3,7 @@
 import gc
 import sys
 
+import pytest
 import torch
 
 # The tensors are small and other work may be going on: threads that wait for each other would cost more than they give.
@@ -35,3 +36,12 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_logfinish() -> None:
     if len(sys.modules) >= _frozen_modules + NEW_MODULES:
         _freeze()
+
+
+@pytest.fixture
+def no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this were the only thread. Libraries and test runners have others, beside which random fields are checked
+    by another evaluation."""
+    from seminode._field import random_numbers
+
+    monkeypatch.setattr(random_numbers, "beside_others", lambda: False)

@@ -131,6 +131,7 @@ def test_one_random_solve_after_the_other_in_different_threads(adjoint: Adjoint)
     assert found == expected
 
 
+@pytest.mark.usefixtures("no_other_threads")
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=lambda adjoint: adjoint.name)
 @pytest.mark.parametrize("call", [0, 1, 9, "backward"])
 def test_a_thread_that_draws_during_an_evaluation_is_noticed(call: int | str, adjoint: Adjoint) -> None:
@@ -148,6 +149,23 @@ def test_a_thread_that_draws_during_an_evaluation_is_noticed(call: int | str, ad
     mask_of(solved(Decay(), adjoint))
 
 
+@pytest.mark.parametrize("adjoint", ADJOINTS, ids=lambda adjoint: adjoint.name)
+@pytest.mark.parametrize("call", [0, 1, 2, 9])
+def test_beside_an_idle_thread_a_thread_that_draws_does_no_harm(call: int, adjoint: Adjoint) -> None:
+    done = threading.Event()
+    idle = threading.Thread(target=done.wait, daemon=True)
+    idle.start()
+    field = Decay(during=lambda i: in_another_thread(lambda: torch.rand(3)) if i == call else None)
+    try:
+        mask_of(solved(field, adjoint))
+    except RuntimeError as error:
+        assert refused(error)
+    finally:
+        done.set()
+        idle.join(60.0)
+
+
+@pytest.mark.usefixtures("no_other_threads")
 @pytest.mark.parametrize("call", [0, 1, 9])
 def test_a_random_solve_during_another_one(call: int) -> None:
     inner: list[Any] = []
@@ -254,6 +272,7 @@ def test_an_interrupt_ends_the_claim() -> None:
     mask_of(in_another_thread(lambda: solved(Decay(), sn.Replay())))
 
 
+@pytest.mark.usefixtures("no_other_threads")
 def test_a_random_solve_inside_the_field_of_another_one() -> None:
     """In one thread: the inner solve does not end the claim of the outer one."""
     claimed: list[bool] = []
@@ -332,6 +351,7 @@ def test_threads_that_run_compiled_code_eagerly_for_a_while_leave_the_compiler_a
     assert seen == [1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_copy_of_the_process_is_not_bound_by_claims_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_back_end(monkeypatch)
     sn.solve(Net(1, 3), torch.ones(3, dtype=torch.float64), [0.0, 1.0], compile=True)
@@ -369,6 +389,7 @@ def test_a_new_process_solves_after_a_compile_in_this_one(monkeypatch: pytest.Mo
         assert pool.apply(thread_programs.solve_all) == pytest.approx(thread_programs.EXPECTED, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, if other tests have loaded it
 def test_workers_of_a_data_loader_solve() -> None:
     loader = DataLoader(thread_programs.Solves(6), batch_size=3, num_workers=2, multiprocessing_context="fork")
     for ends, rates in loader:

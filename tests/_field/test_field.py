@@ -397,6 +397,7 @@ RANDOM_Y0 = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64)
 TS = [0.0, 0.3, 1.0]
 
 
+@pytest.mark.usefixtures("no_other_threads")
 @every_adjoint
 def test_a_dropout_mask_is_drawn_once_a_solve(adjoint):
     torch.manual_seed(3)

@@ -121,10 +121,12 @@ class Determinism:
 
         def repeat() -> None:
             present = [buffer.snapshot() for buffer in self._buffers if buffer.changed()]
-            with as_check():
-                evaluate()
-            for restore in present:
-                restore()
+            try:
+                with as_check():
+                    evaluate()
+            finally:
+                for restore in present:
+                    restore()
 
         k = self._random.first(evaluate, repeat)
         changed = [buffer for buffer in self._buffers if buffer.changed()]

@@ -54,6 +54,11 @@ def releasing() -> Iterator[None]:
             _claim.clear()
 
 
+def beside_others() -> bool:
+    """Whether there are other threads, which may draw too."""
+    return threading.active_count() > 1
+
+
 def _held() -> bool:
     return _claim.get("thread") == threading.get_ident()
 
@@ -142,7 +147,7 @@ class RandomNumbers:
         end = self.states()
         drawn, after = not _equal(end, self._start), _claims_elsewhere()
         overlap, good = after != before or after[1], False
-        if (drawn and threading.active_count() > 1) or overlap:
+        if (drawn and beside_others()) or overlap:
             drawn, own = self._own(repeat)
             if drawn and overlap:
                 refuse(CLAIMED)
@@ -195,7 +200,7 @@ class RandomNumbers:
     def undone(self) -> Iterator[None]:
         """What is drawn inside will be drawn again. Afterwards, `drawn` says whether anything was."""
         before = self.states()
-        draws = _private_draws(before[0]) if threading.active_count() > 1 else None
+        draws = _private_draws(before[0]) if beside_others() else None
         try:
             with contextlib.nullcontext() if draws is None else draws:
                 yield
