@@ -20,7 +20,7 @@ from seminode.norms import AdjointState
 WINDOW = 8
 
 
-def oversized_seminorm(y: AdjointState) -> Tensor:
+def oversized_seminorm(y: AdjointState, window: int = WINDOW) -> Tensor:
     """The norm in the published code of the pendulum, which is not the seminorm.
 
     It slices the flat state by the size of a whole window, eight times that of the state. The first slice then holds z,
@@ -28,7 +28,7 @@ def oversized_seminorm(y: AdjointState) -> Tensor:
     by a quarter, so that one step suffices instead of two.
     """
     flat = torch.cat([x.reshape(-1) for x in (y.z.new_zeros(1), y.z, y.a_z, *y.a_params)])
-    size = WINDOW * y.z.numel()
+    size = window * y.z.numel()
     return torch.maximum(sn.norms.rms(flat[1 : 1 + size]), sn.norms.rms(flat[1 + size : 1 + 2 * size]))
 
 

@@ -35,9 +35,9 @@ from .training import drifts
 FILE = "origins.json"
 #: The constants of the controller of the paper.
 SAFETY, LEAST, MOST, POWER = 0.9, 0.2, 10.0, 0.2
-#: How the error of a step grows with its length: the orders that were tried, and the one that was chosen. A reason for it
-#: is that the field has kinks (ReLU): the right-hand side of the adjoint equation jumps, and a jump within a step makes
-#: an error in proportion to its length, whatever the order of the solver. The smooth cases were to test this.
+#: How the error of a step grows with its length: the orders that were tried, and the one that was chosen. A reason for
+#: it could be that the field has kinks (ReLU): the right-hand side of the adjoint equation jumps, and a jump within a
+#: step makes an error in proportion to its length, whatever the order of the solver.
 ORDERS, ORDER = (1.0, 1.5, 2.0, 3.0, 5.0), 1.0
 #: The seed on which the order was chosen, and those that judge it.
 CHOSEN_ON, HELD_OUT = 0, (1, 2)

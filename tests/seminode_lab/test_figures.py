@@ -108,7 +108,7 @@ def test_backward_evaluations_are_those_of_the_validation_set_at_the_medium_tole
     by_name = {picture.name: picture for picture in curves.pictures(runs)}
     axes = by_name["f1b-nfe"].figure.axes[0]
     ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
-    assert ends == {"default norm": 2300, "seminorm": 1200, "seminode's best": 1120}
+    assert ends == {"mixed norm": 2300, "seminorm": 1200, "seminode's best": 1120}
     assert "rtol 0.0001" in by_name["f1b-nfe"].caption
     assert "48 % fewer" in by_name["f1b-nfe"].caption
     titles = [axes.get_title("left") for axes in by_name["f1b-nfe-tolerances"].figure.axes]

@@ -72,10 +72,13 @@ def test_the_cases_that_judge_are_not_those_the_rule_was_chosen_on(series: origi
 
 
 def test_smooth_networks_have_no_kinks(monkeypatch: pytest.MonkeyPatch, series: origins.sets.SeriesSet) -> None:
-    built: list[torch.nn.Module] = []
-    monkeypatch.setattr(
-        origins, "MatrixField", lambda *args, **given: built.append(MatrixField(*args, **given)) or built[-1]
-    )
+    built: list[MatrixField] = []
+
+    def build(*args: int, **given: int) -> MatrixField:
+        built.append(MatrixField(*args, **given))
+        return built[-1]
+
+    monkeypatch.setattr(origins, "MatrixField", build)
     origins.solved(dataclasses.replace(SMALL, smooth=True), series, "seminorm")
     kinds = {type(part) for part in built[0].modules()}
     assert torch.nn.Softplus in kinds

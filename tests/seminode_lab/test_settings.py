@@ -54,3 +54,25 @@ def test_runs_of_a_seed_begin_with_the_same_weights_where_a_preset_says_so() -> 
     for run in (*found, first):
         assert Settings.of_json(json.loads(json.dumps(run.as_json()))) == run
     assert all(run.before() is None for run in all_runs("paper"))
+
+
+def test_a_start_may_have_tolerances_of_its_own() -> None:
+    flow = next(row for row in rows("long") if row.experiment == "cnf")
+    first = flow.before()
+    assert first is not None
+    assert (first.rtol, first.atol, first.mode, first.start) == (1e-3, 1e-3, "best", None)
+    assert Settings.of_json(flow.as_json()) == flow
+    assert first.sizes is not None
+    assert first.schedule.epochs * -(-first.sizes[0] // first.batch) == 9375
+    cde = rows("cpu")[2].before()
+    assert cde is not None
+    assert (cde.rtol, cde.atol) == (1e-3, 1e-6)
+
+
+def test_additions_do_not_change_the_settings_of_older_runs() -> None:
+    """A folder from before an addition to the settings holds the same JSON as one from after it."""
+    for row in (*rows("cpu"), *rows("paper")):
+        found = row.as_json()
+        assert not {"shifts", "library"} & found.keys()
+        assert "decay" not in found["schedule"]
+        assert "rtol" not in found.get("start", {})

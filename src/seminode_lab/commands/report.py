@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import sweep
 from .options import add_runs, complete_runs, guarded
+
+if TYPE_CHECKING:
+    from ..store import Finished
 
 REPRODUCE = """\
 Reproduce the paper: make all runs of a preset (like seminode sweep), the tables, the figures and the report.
@@ -44,7 +49,7 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from .. import origins
+    from .. import knife, origins
     from ..data.folders import data_dir
     from ..measuring import measure_all
 
@@ -53,6 +58,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     say = partial(print, flush=True)
     measure_all(options.preset, out, data_dir(options.data_dir), say)
     if options.preset != "quick":
+        knife.measure(out, data_dir(options.data_dir), say)
         origins.measure(out, say)
     report(out)
     return status
@@ -62,19 +68,32 @@ def _report(options: argparse.Namespace) -> int:
     return report(options.folder)
 
 
+def in_short(runs: Sequence[Finished]) -> list[str]:
+    """The result in at most five lines."""
+    from ..measures import gather
+    from ..report.content import summary
+
+    gathered = gather(runs)
+    ours = [run for problem in gathered.problems for run in problem.runs]
+    return summary(gathered, ours)[:5]
+
+
 def report(folder: Path) -> int:
-    """Print the tables, write the report, and print its paths, the HTML page last."""
+    """Print the tables, write the report, and print a summary and the paths of the report, the HTML page last."""
     from ..report import write
     from ..tables import all_tables
 
     # The report names what it leaves out itself.
-    for table in all_tables(complete_runs(folder, name_others=False)):
+    found = complete_runs(folder, name_others=False)
+    for table in all_tables(found):
         print(f"{table.text()}\n")
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         written = write(folder)
     for note in notes:
         print(f"note: {note.message}", file=sys.stderr)
+    for line in in_short(found):
+        print(line)
     print(written.markdown)
     print(written.html)
     return 0

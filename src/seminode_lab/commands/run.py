@@ -75,7 +75,8 @@ def _run(options: argparse.Namespace) -> int:
         result = attempt(settings, out, root, options.resume, display, not options.no_tensorboard, minutes)
     finally:
         torch.set_num_threads(threads)
-    print(summary(settings, result, out))
+    if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one speaks for all
+        print(summary(settings, result, out))
     return 0
 
 

@@ -56,12 +56,12 @@ def _caption(found: Mapping[str, Any], chosen: list[Case], outcomes: list[Outcom
     held = shares["held out"]
     others = ", ".join(f"{_share(held, order)} with order {order:g}" for order in ORDERS if order != ORDER)
     text = (
-        f"Untrained neural CDEs, each on one batch of {found['batch']} (Japanese Vowels), one quantity varied at a time. "
-        "Left: a solve with the mixed norm records the errors of the state and of the parameters in every step; from "
+        f"Untrained neural CDEs, each on one batch of {found['batch']} (Japanese Vowels), one quantity varied at a "
+        "time. Left: a solve with the mixed norm records the errors of the state and of the parameters in every step; from "
         "the errors of the state follows how many evaluations the seminorm will need, if the error of a step is in "
         f"proportion to its length (order {ORDER:g}). This rule was chosen after several others had been tried, on the "
-        f"{sizes['chosen on']} cases with open markers, where it explains {_share(shares['chosen on'])} of the variance "
-        f"of the savings. On the {sizes['held out']} other cases, with other weights and samples, it explains "
+        f"{sizes['chosen on']} cases with open markers, where it explains {_share(shares['chosen on'])} of the "
+        f"variance of the savings. On the {sizes['held out']} other cases, with other weights and samples, it explains "
         f"{_share(held)} ({others}). Right: that the parameters set most error ratios is necessary for a saving, but "
         "not sufficient; if one step per knot is enough for both norms, nothing can be saved."
     )
@@ -69,8 +69,8 @@ def _caption(found: Mapping[str, Any], chosen: list[Case], outcomes: list[Outcom
     if smooth:
         most = max(abs(each.saving) for each in smooth)
         text += (
-            f" With softplus instead of ReLU, the saving of {len(smooth)} cases is at most {most:.1f} %: kinks of the "
-            "field make the errors here."
+            f" With softplus instead of ReLU, the saving of {len(smooth)} cases is at most {most:.1f} %, so the "
+            "kinks of the field seem to be where the errors come from."
         )
         text += "" if most else " Since nothing is saved there, these cases cannot test the order."
     return text

@@ -54,7 +54,7 @@ def published_points() -> tuple[Point, ...]:
 
 
 def saved(modes: ByMode, mode: str, count: Callable[[Finished], float]) -> float | None:
-    """The saving compared with the default norm, from means over runs, in per cent."""
+    """The saving compared with the mixed norm, from means over runs, in per cent."""
     ours, default = (Spread.of(count(run) for run in modes.get(name, ())) for name in (mode, "mixed"))
     return saving(ours, default)
 

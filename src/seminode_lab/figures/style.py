@@ -31,7 +31,7 @@ STYLE: dict[Any, Any] = {
 #: The colours of modes: the two of the paper, and ours. In figures without `seminorm`, `published` has its colour.
 COLOURS = {"mixed": "tab:red", "seminorm": "tab:blue", "published": "tab:purple", "best": "tab:green"}
 LABELS = {
-    "mixed": "default norm",
+    "mixed": "mixed norm",
     "seminorm": "seminorm",
     "published": "seminorm, published slice",
     "best": "seminode's best",

@@ -35,6 +35,7 @@ PLACES = {
     "f2": "hnn",
     "f3": "hnn",
     "f4": "hnn",
+    "knife": "hnn",
     "swing": "hnn",
     "f5": "steps",
     "f6": "ratio",
