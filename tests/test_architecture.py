@@ -92,6 +92,7 @@ LAYERS = [
     {"solve", "extending"},
     {"paths", "diagnostics"},
     {"models", "compat"},
+    {"training"},
     {"cli"},
 ]
 
