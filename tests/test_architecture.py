@@ -97,6 +97,7 @@ LAYERS = [
     {"solve", "extending"},
     {"paths", "diagnostics"},
     {"models", "compat"},
+    {"training"},
     {"cli"},
 ]
 
