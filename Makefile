@@ -7,16 +7,29 @@ STAMP := $(VENV)/.stamp
 # -qq silences progress and warnings; errors still show.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
+# What is run with other versions: every part of the library, and real compilation.
+VERSION_TESTS := tests/test_solve.py tests/test_events.py tests/test_grids.py tests/test_norms.py tests/test_controllers.py \
+	tests/test_properties.py tests/test_threads.py tests/solvers tests/_stepping tests/_field \
+	tests/adjoints/test_gradients.py tests/adjoints/test_fields.py tests/adjoints/test_implicit.py \
+	tests/adjoints/test_events.py tests/paths tests/models/test_models.py tests/models/test_neural_ode.py \
+	tests/models/test_cnf.py tests/_compile/test_inductor.py tests/_compile/test_engine.py
+VERSION_PACKAGES := torch tqdm numpy scipy pytest pytest-timeout pytest-xdist hypothesis torchcde torchdiffeq setuptools
+PYTHONS ?= 3.10 3.11 3.12 3.13
+# For `make mutation`: modules (by default the core), how many mutants, and which.
+MODULES ?=
+MUTANTS ?= 150
+SEED ?= 0
+
 # Figures are written to files, never to a screen.
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow lint format bench soak docs clean
+.PHONY: help demo examples test test-slow test-oldest test-matrix mutation lint format bench soak docs clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and the report, in out/quick
 	$(BIN)/seminode reproduce --preset quick --out out/quick --jobs 2
@@ -29,6 +42,25 @@ test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
 
 test-slow: $(STAMP)-dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
+
+test-oldest: ## run a selection of the tests with the oldest versions that are admitted, in .venv-oldest
+	python3.10 -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c constraints-oldest.txt $(VERSION_PACKAGES)
+	.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	.venv-oldest/bin/python -m pytest -n auto $(VERSION_TESTS)
+
+# constraints.txt was made with Python 3.11, and not all of its versions exist for the others.
+test-matrix: ## run the same selection on every Python that is admitted, with the pinned torch, in .venv-3.x
+	for version in $(PYTHONS); do \
+		python$$version -m venv .venv-$$version && \
+		.venv-$$version/bin/python -m pip install -qq --disable-pip-version-check $(VERSION_PACKAGES) \
+			$$(grep '^torch==' constraints.txt) && \
+		.venv-$$version/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e . && \
+		.venv-$$version/bin/python -m pytest -n auto $(VERSION_TESTS) || exit 1; \
+	done
+
+mutation: $(STAMP)-dev $(STAMP)-mutation ## change the code of the core in MUTANTS places, and see whether tests notice
+	$(BIN)/python -m benchmarks.mutation $(MODULES) --sample $(MUTANTS) --seed $(SEED)
 
 # pyright reads the benchmarks too, so it needs the libraries they import.
 lint: $(STAMP)-dev $(STAMP)-bench ## check style, format and types
@@ -50,7 +82,7 @@ docs: $(STAMP)-docs ## build the documentation into site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environment, caches and builds; results in out stay
-	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Torch goes in first and alone, so that its pin decides which build everything else is resolved against.

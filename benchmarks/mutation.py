@@ -1,0 +1,310 @@
+"""Mutation testing: change one operator, number or condition at a time, and see whether a test notices.
+
+    python -m benchmarks.mutation [MODULE ...] [--sample 150] [--seed 0] [--tests PATH ...] [--out FILE]
+
+Cosmic Ray makes the mutants. Its own runner starts the same tests in a new process for every mutant; importing torch
+alone takes longer than most tests here. So a process that has imported torch is copied for each mutant, which runs the
+tests that cover the changed line, quickest first, until one fails. All of it happens in a copy of the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path("src/seminode")
+#: Modules of the core whose logic does not depend on the numbers of a method.
+MODULES = ("controllers.py", "norms.py", "grids.py", "_stepping")
+TESTS = (
+    *("tests/_stepping", "tests/test_controllers.py", "tests/test_norms.py", "tests/test_grids.py"),
+    *("tests/test_solve.py", "tests/test_events.py", "tests/test_properties.py", "tests/test_errors.py"),
+)
+#: Operators that floating-point numbers do not have: every test would notice.
+TRIVIAL = ("RShift", "LShift", "BitOr", "BitAnd", "BitXor")
+EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.json"
+#: A file for the output of the tests, to see why a mutant was killed.
+LOG = os.environ.get("MUTATION_LOG")
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-o", "addopts=--import-mode=importlib")
+
+
+class Mutant(NamedTuple):
+    """A change of a module: the operator of Cosmic Ray, and its how-manyeth place in the module."""
+
+    module: str
+    operator: str
+    occurrence: int
+    line: int
+    column: int
+
+    def name(self, source: str) -> str:
+        """What it is called in the list of equivalent ones: by the text of the line, since numbers of lines change."""
+        text = source.splitlines()[self.line - 1].strip()
+        return f"{self.module}: {self.operator} at {self.column - _indent(source, self.line)} of `{text}`"
+
+
+def _indent(source: str, line: int) -> int:
+    text = source.splitlines()[line - 1]
+    return len(text) - len(text.lstrip())
+
+
+def not_run(source: str) -> set[tuple[int, int]]:
+    """The places of annotations, which are never evaluated, and of code for type checkers only."""
+    found: list[ast.AST] = []
+    for node in ast.walk(ast.parse(source)):
+        found += [x for x in (getattr(node, "annotation", None), getattr(node, "returns", None)) if x is not None]
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            found.append(node)
+        if isinstance(node, ast.ClassDef) and "TypedDict" in map(ast.unparse, node.bases):
+            found.append(node)
+        if isinstance(node, ast.FunctionDef) and any("overload" in ast.unparse(d) for d in node.decorator_list):
+            found.append(node)
+    places = set()
+    for node in found:
+        for line in range(node.lineno, node.end_lineno + 1):  # type: ignore[attr-defined]
+            first = node.col_offset if line == node.lineno else 0  # type: ignore[attr-defined]
+            last = node.end_col_offset if line == node.end_lineno else 400  # type: ignore[attr-defined]
+            places |= {(line, column) for column in range(first, last)}
+    return places
+
+
+def mutants(module: str) -> Iterator[Mutant]:
+    """All mutants of a module, in the order of Cosmic Ray."""
+    import cosmic_ray.plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+
+    source = (ROOT / PACKAGE / module).read_text()
+    tree, ignored = get_ast(source), not_run(source)
+    for name in cosmic_ray.plugins.operator_names():
+        operator_class = cosmic_ray.plugins.get_operator(name)
+        if operator_class.arguments() or name.endswith(TRIVIAL) or "Decorator" in name:
+            continue
+        operator = operator_class()
+        places = (start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node))
+        for occurrence, (line, column) in enumerate(places):
+            if (line, column) not in ignored:
+                yield Mutant(module, name, occurrence, line, column)
+
+
+def sample(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """As many mutants, at most one for each place as long as there are enough places."""
+    draw = random.Random(seed)
+    shuffled = list(found)
+    draw.shuffle(shuffled)
+    seen: set[tuple[str, int, int]] = set()
+    first, rest = [], []
+    for mutant in shuffled:
+        place = mutant.module, mutant.line, mutant.column
+        (rest if place in seen else first).append(mutant)
+        seen.add(place)
+    return (first + rest)[:count]
+
+
+class Covering:
+    """Which tests run which lines, and how long each takes; also a plugin of pytest, which finds that out."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[int, list[str]]] = {}
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        import coverage
+
+        current = coverage.Coverage.current()
+        assert current is not None
+        current.switch_context(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests for a mutant; for code that runs at import, all that cover any line of the module."""
+        by_line = self.lines.get(mutant.module, {})
+        tests = [test for test in by_line.get(mutant.line, ()) if test]
+        if not tests and "" in by_line.get(mutant.line, ()):
+            tests = [test for tests in by_line.values() for test in tests if test]
+        return sorted(set(tests), key=lambda test: self.seconds.get(test, 0.0))
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": self.lines}))
+
+    @classmethod
+    def load(cls, path: Path) -> Covering:
+        found, self = json.loads(path.read_text()), cls()
+        self.seconds = found["seconds"]
+        self.lines = {m: {int(k): v for k, v in lines.items()} for m, lines in found["lines"].items()}
+        return self
+
+
+def measure(place: Path, modules: Sequence[str], tests: Sequence[str], out: Path) -> None:
+    """In a process of its own: run all tests once, with a record of the lines that each of them runs."""
+    import coverage
+    import pytest
+
+    paths = {module: str(place / PACKAGE / module) for module in modules}
+    cover, covering = coverage.Coverage(data_file=None, include=list(paths.values())), Covering()
+    cover.start()
+    code = pytest.main([*PYTEST[1:], "-m", "not slow", *tests], plugins=[covering])
+    cover.stop()
+    if code != 0:
+        raise SystemExit(f"the tests fail without any mutant (exit status {code})")
+    data = cover.get_data()
+    covering.lines = {module: data.contexts_by_lineno(path) for module, path in paths.items()}
+    covering.save(out)
+
+
+def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
+    """The fate of the mutant that is in place: killed, survived or timeout. In a copy of this process."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()
+            silent = os.open(os.devnull if LOG is None else LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            code = int(importlib.import_module("pytest").main([*PYTEST, *tests]))
+        except BaseException:
+            traceback.print_exc()
+        finally:  # this process must not clean up what belongs to the other
+            os._exit(code)
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            if code == 5:
+                raise RuntimeError(f"no tests were found among {tests}")
+            return "survived" if code == 0 else "killed"
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "timeout"
+
+
+def fate(mutant: Mutant, place: Path, covering: Covering) -> str:
+    import cosmic_ray.plugins
+    from cosmic_ray.mutating import mutate_code
+
+    path = place / PACKAGE / mutant.module
+    source = path.read_text()
+    tests = covering.of(mutant)
+    if not tests:
+        return "no test"
+    path.write_text(mutate_code(source, cosmic_ray.plugins.get_operator(mutant.operator)(), mutant.occurrence))
+    try:
+        return run_tests(place, tests, 60.0 + 10.0 * sum(covering.seconds.get(test, 0.0) for test in tests))
+    finally:
+        path.write_text(source)
+
+
+def core_modules(named: Sequence[str]) -> list[str]:
+    """The files behind names of modules and packages, relative to the package."""
+    found = []
+    for name in named or MODULES:
+        path = ROOT / PACKAGE / name.removeprefix(f"{PACKAGE}/")
+        paths = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        found += [str(each.relative_to(ROOT / PACKAGE)) for each in paths if each.name != "__init__.py"]
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutation", description="Mutation testing.")
+    parser.add_argument("modules", nargs="*", help=f"files or folders in {PACKAGE}; by default {', '.join(MODULES)}")
+    parser.add_argument("--sample", type=int, default=150, help="how many mutants; 0 for all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", nargs="+", default=list(TESTS))
+    parser.add_argument("--out", type=Path, help="a JSON file for the fate of every mutant")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    modules = core_modules(options.modules)
+    if options.measure is not None:
+        measure(Path.cwd(), modules, options.tests, options.measure)
+        return
+    known: dict[str, str] = json.loads(EQUIVALENT.read_text())
+    sources = {module: (ROOT / PACKAGE / module).read_text() for module in modules}
+    found = [mutant for module in modules for mutant in mutants(module)]
+    chosen = sample(found, options.sample or len(found), options.seed)
+    print(f"{len(chosen)} of {len(found)} mutants of {len(modules)} modules, seed {options.seed}", flush=True)
+    results = run_all(chosen, sources, known, modules, options.tests)
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    report(results)
+
+
+def run_all(
+    chosen: Sequence[Mutant],
+    sources: dict[str, str],
+    known: dict[str, str],
+    modules: Sequence[str],
+    tests: Sequence[str],
+) -> list[dict[str, Any]]:
+    """The fate of every mutant, in a copy of the repository."""
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "copy"
+        for name in ("src", "tests", "benchmarks", "examples", "docs"):
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, place / name)
+        os.environ.update(
+            PYTHONPATH=f"{place}/src:{place}", PYTHONDONTWRITEBYTECODE="1", HYPOTHESIS_STORAGE_DIRECTORY=folder
+        )
+        cover = Path(folder) / "covering.json"
+        again = [sys.executable, "-m", "benchmarks.mutation", *modules, "--tests", *tests, "--measure", str(cover)]
+        subprocess.run(again, cwd=place, check=True)
+        covering = Covering.load(cover)
+        prepare(place)
+        unchanged = [test for test in covering.seconds if not test.startswith("src")]
+        if run_tests(place, unchanged, 3600.0) != "survived":
+            raise SystemExit("the tests fail without any mutant when run like this; see MUTATION_LOG")
+        for i, mutant in enumerate(chosen):
+            name = mutant.name(sources[mutant.module])
+            outcome = "equivalent" if name in known else fate(mutant, place, covering)
+            results.append({"name": name, "line": mutant.line, "outcome": outcome})
+            print(f"{i + 1:4} {outcome:>10}  {mutant.module}:{mutant.line} {mutant.operator}", flush=True)
+    return results
+
+
+def prepare(place: Path) -> None:
+    """Import what takes long, but nothing that may be mutated."""
+    import pytest  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    os.chdir(place)
+    sys.dont_write_bytecode = True
+    old = {str(ROOT), str(ROOT / "src"), ""}
+    sys.path[:] = [f"{place}/src", str(place), *(path for path in sys.path if path not in old)]
+    # Packages of the repository are imported from the copy.
+    for name in [name for name in sys.modules if name.split(".")[0] in ("seminode", "benchmarks")]:
+        del sys.modules[name]
+
+
+def report(results: Sequence[dict[str, Any]]) -> None:
+    counts = Counter(each["outcome"] for each in results)
+    noticed, possible = counts["killed"] + counts["timeout"], len(results) - counts["equivalent"]
+    print(f"\n{dict(counts)}")
+    for each in results:
+        if each["outcome"] in ("survived", "no test"):
+            print(f"{each['outcome']:>10}  line {each['line']}: {each['name']}")
+    print(f"\nscore: {noticed} of {possible} ({noticed / max(1, possible):.1%}), equivalent ones left out")
+
+
+if __name__ == "__main__":
+    main()
