@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode._compile.graph import capture
+from seminode._compile.front_end import capture
 from seminode._compile.programs import evaluation_program, no_sums
 from seminode._compile.programs.pieces import saving_evaluation
 from seminode._field.determinism import Determinism

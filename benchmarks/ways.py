@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode._compile.graph import Capture, capture
+from seminode._compile.front_end import capture
+from seminode._compile.graph import Capture
 from seminode._compile.inductor import traced
 from seminode._compile.programs import no_sums, saving_programs, step_program, tolerances, vjp_program, whole_step
 from seminode._field import checks
@@ -132,7 +133,14 @@ def ahead_of_time(given: Setting, rewritten: bool) -> Way:
 
 def captured(given: Setting) -> Capture:
     layout = Layout.of(given.y, "y")
-    return capture(given.field, layout, torch.zeros(()), layout.pack(given.y), (), Determinism(given.y.device, reachable(given.field)).trial)
+    return capture(
+        given.field,
+        layout,
+        torch.zeros(()),
+        layout.pack(given.y),
+        (),
+        Determinism(given.y.device, reachable(given.field)).trial,
+    )
 
 
 def programs(given: Setting) -> Way:

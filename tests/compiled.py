@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from seminode._compile import graph, inductor
+from seminode._compile import batch_axis, front_end, inductor
 
 
 def run_graph(module: Any, examples: list[Any]) -> Callable[[list[Any]], Any]:
@@ -24,5 +24,7 @@ def replace_back_end(monkeypatch: pytest.MonkeyPatch, back_end: Callable[..., An
 
 
 def forget_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "_front_ends", OrderedDict())
-    monkeypatch.setattr(graph, "_known", WeakValueDictionary())
+    monkeypatch.setattr(front_end, "_front_ends", OrderedDict())
+    monkeypatch.setattr(front_end, "_wide_front_ends", OrderedDict())
+    monkeypatch.setattr(batch_axis, "_remembered", OrderedDict())
+    monkeypatch.setattr(front_end, "_known", WeakValueDictionary())

@@ -46,6 +46,7 @@ LAYERS = [
         "_stepping.combination",
         "_stepping.roots",
         "_stepping.elementwise",
+        "_compile.batch_axis",
         "_compile.rewrites",
         "_integrals.nan_probe",
     },
@@ -61,7 +62,14 @@ LAYERS = [
         "_compile.graph",
         "_compile.inductor",
     },
-    {"solution", "solvers", "_field.event_function", "_stepping.first_step", "_integrals.detect"},
+    {
+        "solution",
+        "solvers",
+        "_field.event_function",
+        "_stepping.first_step",
+        "_integrals.detect",
+        "_compile.front_end",
+    },
     {"controllers"},
     {"grids"},
     {

@@ -51,10 +51,10 @@ def rms(y: Any) -> Tensor:
     2.5
     """
     if isinstance(y, Tensor):
-        return vector_norm(y) / math.sqrt(y.numel())
+        return vector_norm(y) / y.numel() ** 0.5  # `math.sqrt` would fix a size in a program for any size
     leaves = _leaves(y)
     size = sum(leaf.numel() for leaf in leaves)
-    return vector_norm(_stack([vector_norm(leaf) for leaf in leaves])) / math.sqrt(size)
+    return vector_norm(_stack([vector_norm(leaf) for leaf in leaves])) / size**0.5
 
 
 def max(y: Any) -> Tensor:

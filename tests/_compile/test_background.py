@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import seminode as sn
 from seminode._compile import background
-from seminode._compile.graph import FRONT_ENDS
+from seminode._compile.front_end import FRONT_ENDS
 from seminode._compile.process import BackgroundProcess
 from seminode.extending import Observer as StepObserver
 

@@ -13,7 +13,7 @@ from compiled import replace_back_end, run_graph
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode._compile import graph, inductor
+from seminode._compile import front_end, graph, inductor
 from seminode._compile.graph import FieldGraph, NotCompiled
 
 EULER: dict[str, Any] = {"solver": "euler", "controller": sn.FixedStep(0.5), "compile": True}
@@ -49,81 +49,61 @@ def solve(field: Any, shape: tuple[int, ...] = (3,), **options: Any) -> Tensor:
 @pytest.fixture
 def few_front_ends(monkeypatch: pytest.MonkeyPatch) -> int:
     """A smaller bound, since every shape is captured anew."""
-    monkeypatch.setattr(graph, "FRONT_ENDS", 4)
-    return graph.FRONT_ENDS
+    monkeypatch.setattr(front_end, "FRONT_ENDS", 4)
+    return front_end.FRONT_ENDS
 
 
 def test_front_ends_are_bounded(few_front_ends: int) -> None:
     """Ten shapes leave the latest four, and no graphs but theirs."""
     field = Field()
     for n in range(1, 11):
-        solve(field, (n,))
-    assert len(graph._front_ends) == few_front_ends
-    kept = [layout.shapes[0][0] for layout, *_ in graph._front_ends]  # type: ignore[misc]
+        solve(field, (2, n))
+    assert len(front_end._front_ends) == few_front_ends
+    kept = [layout.shapes[0][1] for layout, *_ in front_end._front_ends]  # type: ignore[misc]
     assert kept == list(range(11 - few_front_ends, 11))
     gc.collect()
-    assert len(graph._known) <= few_front_ends
+    assert len(front_end._known) <= few_front_ends
 
 
 @pytest.mark.slow
-def test_memory_of_many_shapes_is_bounded() -> None:
+@pytest.mark.parametrize("batch", [False, True])
+def test_memory_of_many_shapes_is_bounded(batch: bool) -> None:
     """1,000 solves with fifty shapes: what the first 500 leave behind, the others replace."""
     field = Field()
 
     def objects(shapes: range) -> int:
         for n in shapes:
             for _ in range(20):
-                solve(field, (n,))
+                solve(field, (n, 2) if batch else (2, n))
         gc.collect()
         counted = Tensor, FieldGraph, torch.fx.Node, torch.fx.GraphModule
         return sum(issubclass(type(x), counted) for x in gc.get_objects())
 
     first, second = objects(range(1, 26)), objects(range(26, 51))
-    assert len(graph._known) <= graph.FRONT_ENDS
+    assert len(front_end._known) <= (3 if batch else front_end.FRONT_ENDS)  # one size, any size, and one sample
     assert second <= 1.05 * first
-
-
-def test_a_smaller_last_batch_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training loop of four epochs: each of the two sizes has its programs, which all epochs share."""
-    field, made = Field(), 0
-
-    def counting(module: Any, examples: list[Any]) -> Any:
-        nonlocal made
-        made += 1
-        return run_graph(module, examples)
-
-    monkeypatch.setattr(inductor, "back_end", counting)
-    after = []
-    for _ in range(4):
-        for n in (8, 8, 8, 5):
-            solve(field, (n, 2))
-        after.append(made)
-    assert after == [made] * 4
-    solve(field, (8, 2))
-    solve(field, (3, 2))
-    assert made == 3 * after[0] // 2
 
 
 def test_a_front_end_that_is_in_use_stays(few_front_ends: int) -> None:
     field = Field()
-    solve(field, (1,))
-    (in_use,) = graph._front_ends.values()
+    solve(field, (2, 1))
+    (in_use,) = front_end._front_ends.values()
     for n in range(2, 11):
-        solve(field, (1,))
-        solve(field, (n,))
-    assert any(each is in_use for each in graph._front_ends.values())  # it was not made again either
-    kept = {layout.shapes[0][0] for layout, *_ in graph._front_ends}  # type: ignore[misc]
+        solve(field, (2, 1))
+        solve(field, (2, n))
+    assert any(each is in_use for each in front_end._front_ends.values())  # it was not made again either
+    kept = {layout.shapes[0][1] for layout, *_ in front_end._front_ends}  # type: ignore[misc]
     assert 1 in kept
     assert len(kept) == few_front_ends
 
 
 def test_a_shape_that_was_forgotten_is_compiled_again(few_front_ends: int) -> None:
     field = Field()
-    first = solve(field, (3,))
+    first = solve(field, (2, 3))
     for n in range(4, 4 + few_front_ends):
-        solve(field, (n,))
-    assert all(layout.shapes[0][0] != 3 for layout, *_ in graph._front_ends)  # type: ignore[misc]
-    assert torch.equal(solve(field, (3,)), first)
+        solve(field, (2, n))
+    assert all(layout.shapes[0][1] != 3 for layout, *_ in front_end._front_ends)  # type: ignore[misc]
+    assert torch.equal(solve(field, (2, 3)), first)
 
 
 def test_programs_of_a_graph_are_bounded() -> None:
@@ -150,8 +130,8 @@ def test_programs_of_one_field_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for i in range(10):
         options = {"solver": "bosh3", "controller": sn.Integral(dt0=0.5), "rtol": 1e-2}
         solve(field, norm=lambda y, i=i: y.abs().max() * (1 + i), **options)
-    assert len(graph._front_ends) == 1
-    (only,) = graph._known.values()
+    assert len(front_end._front_ends) == 1
+    (only,) = front_end._known.values()
     assert len(only._programs) == limit
 
 

@@ -11,8 +11,7 @@ from compiled import replace_back_end
 from torch import Tensor, nn
 
 import seminode as sn
-from seminode._compile import graph as graphs
-from seminode._compile import inductor
+from seminode._compile import front_end, inductor
 from seminode._compile.programs import pieces
 
 DISCRETE = [sn.Replay(), sn.Direct(), sn.Checkpointed(2)]
@@ -236,11 +235,11 @@ def test_a_field_that_counts_its_evaluations(programs: Programs) -> None:
 
     field, seen = Counting(), []
     before = dynamo.counters["stats"]["unique_graphs"]
-    for _ in range(graphs.GRAPHS + 5):
+    for _ in range(front_end.GRAPHS + 5):
         results(field, start(), [0.0, 1.0], compile=True)
         field.count += 1  # as an eager evaluation does; the front end sees another field then
         seen.append(programs.made)
-    assert dynamo.counters["stats"]["unique_graphs"] - before >= graphs.GRAPHS  # so the limit was met
+    assert dynamo.counters["stats"]["unique_graphs"] - before >= front_end.GRAPHS  # so the limit was met
     assert len(set(seen)) == 1
 
 

@@ -104,3 +104,93 @@ def test_a_graph_is_rewritten() -> None:
         assert {node.target for node in changed.graph.nodes} & whole == left
         for graph in (kept, changed):
             torch.testing.assert_close(graph(*given), function(*given))
+
+
+# Convolutions
+
+ONES = [1, 1]
+aten = torch.ops.aten
+
+
+def convolved(shape: tuple[int, int, int, int], padding: list[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """An image, weights of the given shape, a bias, and a cotangent of their convolution."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (4, shape[1], 9, 8), shape, shape[:1]
+    x, weight, bias = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes)
+    y = aten.convolution(x, weight, bias, ONES, padding, ONES, False, [0, 0], 1)
+    return x, weight, bias, torch.randn(y.shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+WIDTHS = ((1, 18), (2, 18), (18, 1), (18, 17))
+KERNELS = ((3, 3), (3, 5), (1, 1))
+PADDINGS = ([0, 0], [1, 1], [0, 1])
+CASES = [((*width, *kernel), padding) for width in WIDTHS for kernel in KERNELS for padding in PADDINGS]
+
+
+@pytest.mark.parametrize(("shape", "padding"), CASES)
+def test_convolutions(shape: tuple[int, int, int, int], padding: list[int]) -> None:
+    """Results and gradients equal those of torch in double precision, where a rule applies."""
+    rest = ONES, padding, ONES, False, [0, 0], 1
+    x, weight, bias, grad = convolved(shape, padding, torch.float32)
+    exact = [a.double() for a in (x, weight, bias, grad)]
+    found = rewrites.convolution(x, weight, bias, *rest)
+    assert (found is None) == (shape[0] > rewrites.FEW_CHANNELS)
+    if found is not None:
+        torch.testing.assert_close(found.double(), aten.convolution(*exact[:3], *rest), rtol=1e-4, atol=1e-4)
+    mask = [True, True, True]
+    grads = rewrites.convolution_backward(grad, x, weight, [shape[0]], *rest, mask)
+    turns = all(p < k for p, k in zip(padding, shape[2:], strict=True))
+    assert (grads is None) == (min(shape[:2]) > rewrites.FEW_CHANNELS or not turns)
+    if grads is not None:
+        expected = aten.convolution_backward(exact[3], *exact[:2], [shape[0]], *rest, mask)
+        for one, other in zip(grads, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(18, 17, 3, 3), (1, 18, 3, 3), (18, 1, 3, 3)])
+@pytest.mark.parametrize("padding", [[0, 0], [1, 1]])
+def test_gradients_of_weights_written_as_convolutions(shape: tuple[int, int, int, int], padding: list[int]) -> None:
+    x, _, _, grad = convolved(shape, padding, torch.float32)
+    images = x.transpose(0, 1), grad.transpose(0, 1)
+    found = rewrites.convolution(*images, None, ONES, padding, ONES, False, [0, 0], 1)
+    expected = aten.convolution(*(a.double() for a in images), None, ONES, padding, ONES, False, [0, 0], 1)
+    assert found is not None
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change", [{"stride": [2, 2]}, {"dilation": [2, 2]}, {"groups": 2}, {"transposed": True}, {"dtype": torch.float64}]
+)
+def test_other_convolutions_are_left_alone(change: dict) -> None:
+    options = {"stride": ONES, "dilation": ONES, "transposed": False, "groups": 1, "dtype": torch.float32} | change
+    x, weight, bias, grad = convolved((2, 18, 3, 3), [1, 1], options["dtype"])
+    rest = options["stride"], [1, 1], options["dilation"], options["transposed"], [0, 0], options["groups"]
+    assert rewrites.convolution(x, weight, bias, *rest) is None
+    assert rewrites.convolution_backward(grad, x, weight, [2], *rest, [True, True, True]) is None
+
+
+def test_second_derivatives_of_a_convolution() -> None:
+    """A traced graph with the rules has the gradients of one without, and no convolution by a whole image."""
+    x, weight, _, _ = convolved((18, 1, 3, 3), [1, 1], torch.float32)
+    back = torch.randn(1, 18, 3, 3, generator=torch.Generator().manual_seed(1))
+
+    def function(x: Tensor, weight: Tensor, back: Tensor, v: Tensor) -> list[Tensor]:
+        def field(x: Tensor, weight: Tensor, back: Tensor) -> Tensor:
+            def velocity(x: Tensor) -> Tensor:
+                return functional.conv2d(functional.softplus(functional.conv2d(x, weight, padding=1)), back, padding=1)
+
+            k, vjp = torch.func.vjp(velocity, x)  # type: ignore[misc]
+            return k + vjp(v)[0]
+
+        k, vjp = torch.func.vjp(field, x, weight, back)  # type: ignore[misc]
+        return [k, *vjp(v)]
+
+    inputs = x, weight, back, x.roll(1, 0)
+    new, plain = (traced(function, inputs, rewritten=rewritten) for rewritten in (True, False))
+    torch.testing.assert_close(new(*inputs), plain(*inputs), rtol=1e-4, atol=1e-3)
+
+    def by_images(module: torch.fx.GraphModule) -> int:
+        nodes = module.graph.find_nodes(op="call_function", target=aten.convolution.default)
+        return sum(min(node.args[1].meta["val"].shape[2:]) > 3 for node in nodes)
+
+    assert by_images(plain) > 0 == by_images(new)

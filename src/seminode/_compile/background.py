@@ -26,7 +26,7 @@ from .._stepping.problem import Problem
 from .._stepping.step import Step
 from ..errors import CompileWarning, warn
 from .engine import EAGERLY, reason_against, warn_not_compiled
-from .graph import FRONT_ENDS
+from .front_end import FRONT_ENDS
 from .process import BackgroundProcess
 from .torch_private import transforms_active
 

@@ -20,7 +20,8 @@ from ..errors import CompileWarning, warn
 from ..solvers.base import Solver, StepResult
 from ..solvers.explicit import ExplicitRungeKutta
 from ..solvers.reversible import CoupledSolver, PairMemory
-from .graph import Capture, NotCompiled, capture, described
+from .front_end import capture
+from .graph import Capture, NotCompiled, described
 from .programs import (
     SavingEvaluation,
     Wanted,
@@ -199,7 +200,7 @@ class CoupledStepper:
 class SavedSizes(NamedTuple):
     """The bytes of the activations of a step, those of its first slope included, and with those of its end slope too.
 
-    A program always returns tensors of the same sizes, so that they are measured once.
+    A program returns tensors of the same sizes for states of the same size, so that they are measured once.
     """
 
     own: int
@@ -280,7 +281,7 @@ class SavingStepper:
         solver, evaluate = self._solver, self._evaluate
         k1 = evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
         programs = self._programs.find(y0)
-        if programs is None or not self._has_room(programs.sizes):
+        if programs is None or not self._has_room(programs.sizes.get(y0.numel())):
             return self._plain(plan, y0, k1)
         first = next(kept for k, kept in evaluate.first_slopes if k is k1)
         self._log.add_nodes(plan, programs.nodes.evaluated)
@@ -289,11 +290,12 @@ class SavingStepper:
         count = 2 + ends + solver.stages - 1
         (y1, ratio, *slopes), kept = values[:count], list(values[count:])
         parts = kept[: programs.kept], first, kept[programs.kept :]
-        if programs.sizes is None:
-            programs.sizes = SavedSizes.of(*parts, self._programs.rest)
-            if not self._has_room(programs.sizes):
+        sizes = programs.sizes.get(y0.numel())
+        if sizes is None:
+            sizes = programs.sizes[y0.numel()] = SavedSizes.of(*parts, self._programs.rest)
+            if not self._has_room(sizes):
                 return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate)
-        saved = Saved(*parts, programs.sizes)
+        saved = Saved(*parts, sizes)
         # A rejected step starts again from k1, an accepted one is followed by one that starts from its end.
         evaluate.first_slopes = [(k1, first)]
         if ends:

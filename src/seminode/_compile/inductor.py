@@ -9,15 +9,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .batch_axis import BatchAxis, Source
 from .rewrites import slow, table
-from .torch_private import inductor, make_fx, partition
+from .torch_private import all_without_values, inductor, make_fx, partition
 
 Program = Callable[[list[Any]], Sequence[Tensor]]
 
 
-def compile_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> Program:
-    """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties."""
+def compile_graph(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], axis: BatchAxis | None = None
+) -> Program:
+    """A function of tensors, traced over the examples and compiled; the result takes a list, which it empties.
+
+    Examples with an axis of unknown size make a program for batches of any size.
+    """
+    if axis is not None:
+        source = axis.source(examples)
+        if source.ratio > 1:  # the compiler does not divide to find the size
+            return _told_the_size(function, examples, axis, source)
     return back_end(traced(function, examples, rewritten=True), list(examples))
+
+
+def _told_the_size(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], axis: BatchAxis, source: Source
+) -> Program:
+    def function_of_size(marker: Tensor, *inputs: Tensor) -> Sequence[Tensor]:
+        return function(*inputs)
+
+    run = compile_graph(function_of_size, [axis.marker(), *examples], axis)
+
+    def run_at_size(inputs: list[Any]) -> Sequence[Tensor]:
+        return run([torch.empty((source.read(inputs), 0)), *inputs])
+
+    return run_at_size
 
 
 def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
@@ -52,7 +76,7 @@ def traced(
     # that the function has closed over are real ones.
     trace = make_fx(functional, table(rewritten), tracing_mode="fake", _allow_non_fake_inputs=True)
     with torch.no_grad():
-        module = trace(*examples)
+        module = trace(*all_without_values(examples))
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
@@ -66,12 +90,21 @@ class Halves(NamedTuple):
     """
 
     forward: torch.fx.GraphModule
-    backward: torch.fx.GraphModule
-    kept: int  # how many tensors
+    backward: Callable[..., Sequence[Tensor]]
+    shapes: list[Any]  # of what is kept
+
+    @property
+    def kept(self) -> int:
+        """How many tensors."""
+        return len(self.shapes)
 
 
 def split(
-    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], outputs: int
+    function: Callable[..., list[Tensor]],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    outputs: int,
+    axis: BatchAxis | None = None,
 ) -> Halves:
     """Cut (*inputs, *cotangents) ↦ (outputs, gradients) in two. What is kept between the halves is for the compiler
     to decide, but that nothing is computed twice which takes long."""
@@ -87,5 +120,25 @@ def split(
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     module.recompile()
     forward, backward = partition(module, outputs)
-    (found,) = forward.graph.find_nodes(op="output")
-    return Halves(forward, backward, len(found.args[0]) - outputs)
+    (end,) = forward.graph.find_nodes(op="output")
+    kept = [node.meta["val"] for node in end.args[0][outputs:]]
+    sizes = [x for x in kept if not isinstance(x, Tensor)]
+    shapes = [x.shape for x in kept if isinstance(x, Tensor)]
+    if not sizes or axis is None:
+        return Halves(forward, backward, shapes)
+    # Sizes are kept last, and the VJP takes them first. They are found again from the cotangents instead.
+    end.args = (end.args[0][: outputs + len(shapes)],)
+    forward.recompile()
+    return Halves(forward, _without_sizes(backward, sizes, cotangents, axis), shapes)
+
+
+def _without_sizes(
+    backward: Callable[..., Sequence[Tensor]], sizes: Sequence[Any], cotangents: Sequence[Tensor], axis: BatchAxis
+) -> Callable[..., Sequence[Tensor]]:
+    source, ratios = axis.source(cotangents), [axis.ratio(size) for size in sizes]
+
+    def function(*tensors: Tensor) -> Sequence[Tensor]:
+        samples = source.read(tensors[-len(cotangents) :])
+        return backward(*(ratio * samples for ratio in ratios), *tensors)
+
+    return function

@@ -10,6 +10,8 @@ The back end (Inductor) makes loops of what it is given. On a CPU some operation
 - The bias of a layer is copied to every row before the product is added to it.
 - Products with few columns, or with a transposed first factor, are faster the other way round.
 - A result with several readers is computed again in the loop of each of them, unless it is held in memory.
+- A convolution with few channels on one side takes as long as one with 16, and second derivatives of a convolution
+  contain gradients of the weights in the form of convolutions by whole images, which are slow.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ LOG1P_Q = (1.0, 1.362541093466907, 0.4698587152742001, 0.03052759363595946)
 
 #: Fewer columns than these are a narrow matrix.
 NARROW = 16
+#: So many channels are few.
+FEW_CHANNELS = 2
 aten = torch.ops.aten
 
 #: What takes so long that it is better kept than computed again.
@@ -127,13 +131,116 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
     return None
 
 
-RULES: dict[Any, Callable[..., Tensor | None]] = {
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor | None:
+    if transposed or not _plain_convolution(x, stride, dilation, groups):
+        return None
+    sizes = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, weight.shape[2:], strict=True)]
+    if min(weight.shape[2:]) > max(sizes):
+        # The gradient of the weights, as torch writes it for second derivatives: a convolution by a whole image.
+        shape = weight.shape[0], x.shape[0], *sizes
+        like = torch.empty(shape, dtype=x.dtype, device=x.device)
+        grad = _backward(weight.transpose(0, 1), x.transpose(0, 1), like, padding, [False, True, False])[1]
+        return grad.transpose(0, 1)
+    if weight.shape[0] > FEW_CHANNELS or x.shape[1] < NARROW:
+        return None
+    found = _by_product(x, weight, padding)
+    return found if bias is None else found + bias[:, None, None]
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:
+    few = min(weight.shape[:2]) <= FEW_CHANNELS and max(weight.shape[:2]) >= NARROW
+    if transposed or not few or not _plain_convolution(x, stride, dilation, groups):
+        return None
+    back = [k - 1 - p for k, p in zip(weight.shape[2:], padding, strict=True)]
+    if min(back) < 0 or not (output_mask[0] or weight.shape[0] <= FEW_CHANNELS):
+        return None
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        turned = weight.flip(2, 3).transpose(0, 1).contiguous()
+        grad_x = aten.convolution.default(grad, turned, None, [1, 1], back, [1, 1], False, [0, 0], 1)
+    if output_mask[1] and weight.shape[0] <= FEW_CHANNELS:
+        grad_weight = _weights_by_product(grad, x, weight.shape, padding)
+    elif output_mask[1]:
+        grad_weight = _backward(grad, x, weight, padding, [False, True, False])[1]
+    if output_mask[2]:
+        grad_bias = grad.sum((0, 2, 3))
+    return grad_x, grad_weight, grad_bias
+
+
+def _plain_convolution(x: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
+    return _single(x) and x.ndim == 4 and groups == 1 and {*stride, *dilation} == {1}
+
+
+def _backward(
+    grad: Tensor, x: Tensor, weight: Tensor, padding: Sequence[int], mask: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return aten.convolution_backward.default(grad, x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], 1, mask)
+
+
+def _shifts(x: Tensor, sizes: Sequence[int], kernel: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
+    """The parts of x, with zeros around it, that each entry of a kernel sees; `sizes` are those of the result."""
+    (rows, columns), (a, b) = padding, sizes
+    padded = torch.constant_pad_nd(x, [columns, columns, rows, rows])
+    return [padded[..., i : i + a, j : j + b] for i in range(kernel[0]) for j in range(kernel[1])]
+
+
+def _by_product(x: Tensor, weight: Tensor, padding: Sequence[int]) -> Tensor:
+    """A convolution with few results: libraries compute 16 of them at a time. Here one product for all entries of the
+    kernel, whose results are shifted and added."""
+    (outputs, inputs, *kernel), (batch, _, *space) = weight.shape, x.shape
+    rows = weight.permute(0, 2, 3, 1).reshape(1, -1, inputs).expand(batch, -1, inputs)
+    product = held(torch.bmm(rows, x.reshape(batch, inputs, -1))).reshape(batch, outputs, -1, *space)
+    sizes = [n + 2 * p - k + 1 for n, p, k in zip(space, padding, kernel, strict=True)]
+    shifted = _shifts(product, sizes, kernel, padding)
+    total = shifted[0][:, :, 0]
+    for k, part in enumerate(shifted[1:], 1):
+        total = total + part[:, :, k]
+    return total
+
+
+def _weights_by_product(grad: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """The gradient of the weights of a convolution with few results, in the same way."""
+    outputs, inputs, *kernel = shape
+    batch, _, *space = x.shape
+    back = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
+    # What is multiplied with x[h, w] for the entry (i, j) of the kernel is grad[h − i + padding, w − j + padding].
+    shifted = _shifts(grad, space, kernel, back)[::-1]
+    rows = held(torch.stack(shifted, 2).reshape(batch, -1, space[0] * space[1]))
+    products = torch.bmm(rows, x.reshape(batch, inputs, -1).mT)
+    return products.sum(0).reshape(outputs, *kernel, inputs).permute(0, 3, 1, 2).contiguous()
+
+
+RULES: dict[Any, Callable[..., Any]] = {
     aten.tanh.default: tanh,
     aten.softplus.default: softplus,
     aten.softplus_backward.default: softplus_backward,
     aten.bmm.default: bmm,
     aten.mm.default: mm,
     aten.addmm.default: addmm,
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
 }
 
 
@@ -149,7 +256,7 @@ def table(rewritten: bool) -> dict[Any, Callable[..., Any]]:
     return found
 
 
-def _either(rule: Callable[..., Tensor | None], usual: Callable[..., Any] | None) -> Callable[..., Any]:
+def _either(rule: Callable[..., Any], usual: Callable[..., Any] | None) -> Callable[..., Any]:
     def become(*args: Any, **kwargs: Any) -> Any:
         found = rule(*args, **kwargs)
         if found is not None:

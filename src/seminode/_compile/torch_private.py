@@ -190,8 +190,12 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
     shapes = private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")
     # Tensors without values: otherwise those would be part of the name by which a program is found on disk again. On
     # disk it is looked for only if nobody waits for a bundle of both passes to be stored.
-    mode = fake(shape_env=shapes())
-    inputs = [mode.from_tensor(x, static_shapes=True) for x in examples]
+    inputs = all_without_values(examples)
+    if inputs is examples:
+        mode = fake(shape_env=shapes())
+        inputs = [static_fake(mode, x) for x in examples]
+    else:
+        mode = mode_of(inputs)
     alone = contextlib.nullcontext()
     if hasattr(caches, "bundled_autograd_cache"):
         alone = caches.patch(bundled_autograd_cache=False)
@@ -199,6 +203,83 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
         options = options | {"cpp.vec_isa_ok": True}
     with tracing(context(mode)), config.patch(options), alone:
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
+
+
+def mode_of(examples: Sequence[Any]) -> Any:
+    """The mode of tensors without values; `None` if all have values."""
+    return next((x.fake_mode for x in examples if hasattr(x, "fake_mode")), None)
+
+
+def all_without_values(examples: Sequence[Any]) -> Sequence[Any]:
+    """If some of these tensors have no values, all without values; the sizes of the others are fixed."""
+    mode = mode_of(examples)
+    return examples if mode is None else [static_fake(mode, x) for x in examples]
+
+
+def static_fake(mode: Any, x: Tensor) -> Tensor:
+    """The tensor without its values; unless it has none already."""
+    return x if hasattr(x, "fake_mode") else mode.from_tensor(x, static_shapes=True)
+
+
+def symbolic_size(hint: int) -> tuple[Any, Any]:
+    """A mode in which tensors have no values, and a size that may occur in their shapes; it counts as `hint`."""
+    fake = private("torch._subclasses.fake_tensor", "FakeTensorMode")
+    env = private("torch.fx.experimental.symbolic_shapes", "ShapeEnv")(duck_shape=False)
+    dynamic = private("torch.fx.experimental.symbolic_shapes", "DimDynamic").DYNAMIC
+    source = private("torch._dynamo.source", "ConstantSource")("batch")
+    symbol = env.create_symbol(hint, source, dynamic_dim=dynamic)
+    return fake(shape_env=env), env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def guards_hold(size: Any, n: int, known: dict[tuple[int, int], bool]) -> bool:
+    """Whether n has all properties that were assumed of a symbolic size. `known` are earlier answers."""
+    env, symbol = size.node.shape_env, size.node._expr
+    key = n, len(env.guards)
+    if key not in known:
+        # Sizes of zero and one are never assumed: they broadcast.
+        known[key] = n > 1 and all(bool(guard.expr.subs({symbol: n}) == True) for guard in env.guards)  # noqa: E712
+    return known[key]
+
+
+def value_at(value: Any, size: Any, n: int) -> int:
+    """An expression of a symbolic size, for the size n."""
+    return int(value.node.expr.subs({size.node._expr: n})) if isinstance(value, torch.SymInt) else value
+
+
+def ratio_to(value: Any, size: Any) -> int | None:
+    """An expression as a multiple of a symbolic size, if it is one."""
+    if not isinstance(value, torch.SymInt):
+        return None
+    ratio = value.node.expr / size.node._expr
+    return int(ratio) if ratio.is_Integer else None
+
+
+def is_open(size: Any) -> bool:
+    """Whether a size is symbolic, and was not found to be a certain number."""
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def input_examples(module: torch.fx.GraphModule) -> list[Any]:
+    """The inputs with which the front end has traced a graph, without values."""
+    return [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+
+
+@contextlib.contextmanager
+def of_any_size(axes: Sequence[tuple[Tensor, int]]) -> Iterator[None]:
+    """Have the front end trace with symbolic sizes of these axes. It may still find that one has to be fixed."""
+    mark = private("torch._dynamo.decorators", "maybe_mark_dynamic")
+    options = importlib.import_module("torch._dynamo.config")
+    for x, axis in axes:
+        mark(x, axis)
+    try:
+        # Those of buffers would be fixed otherwise; others stay fixed by default.
+        with options.patch(force_parameter_static_shapes=False, force_nn_module_property_static_shapes=False):
+            yield
+    finally:
+        for x, _ in axes:
+            for name in ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking"):
+                if name in vars(x):
+                    delattr(x, name)
 
 
 #: The vector instructions that Inductor asks a compiler for on x86 processors.

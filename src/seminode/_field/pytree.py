@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import cmath
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -150,16 +151,33 @@ class Layout:
     def single(self) -> bool:
         return self.node.kind is None
 
+    @cached_property
+    def samples(self) -> int | None:
+        """The size of the leading axis, if all leaves share one that could be that of a batch."""
+        sizes = {shape[0] if shape else 0 for shape in self.shapes}
+        return sizes.pop() if len(sizes) == 1 and min(sizes) > 1 else None
+
+    def of_size(self, n: int) -> Layout:
+        """The same layout for n samples."""
+        return Layout(self.node, self.names, tuple(torch.Size((n, *shape[1:])) for shape in self.shapes), self.axis)
+
+    def fitting(self, flat: Tensor) -> Layout:
+        """The same layout for as many samples as are in a flat tensor, if its size is not fixed."""
+        if self.single or not isinstance(flat.shape[0], torch.SymInt):
+            return self
+        return self.of_size(flat.shape[0] // sum(math.prod(shape[1:]) for shape in self.shapes))
+
     def pack(self, tree: Any) -> Tensor:
         """One flat tensor out of a structure with this layout."""
         return self.join([leaf for _, leaf in flatten(tree, like=self.node)[0]])
 
-    def arrange(self, tree: Any) -> list[Tensor] | None:
-        """The leaves in the order of this layout, or `None` if the tree does not fit it."""
+    def arrange(self, tree: Any, shapes: Sequence[Sequence[int]] | None = None) -> list[Tensor] | None:
+        """The leaves in the order of this layout, or `None` if the tree does not fit it (or has not these shapes)."""
         leaves: list[Any] = []
         if not _arrange(self.node, tree, leaves):
             return None
-        fits = all(isinstance(x, Tensor) and x.shape == shape for x, shape in zip(leaves, self.shapes, strict=True))
+        pairs = zip(leaves, self.shapes if shapes is None else shapes, strict=True)
+        fits = all(isinstance(x, Tensor) and x.shape == shape for x, shape in pairs)
         return leaves if fits else None
 
     def join(self, leaves: list[Tensor]) -> Tensor:
@@ -173,9 +191,9 @@ class Layout:
         if self.single:
             return [flat]
         front = flat.shape[:lead]
-        sizes = [shape[self.axis :].numel() for shape in self.shapes]
+        sizes = [math.prod(shape[self.axis :]) for shape in self.shapes]
         pieces = flat.split(sizes, dim=lead + self.axis)
-        return [piece.reshape(front + shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [piece.reshape((*front, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def unpack(self, flat: Tensor, lead: int = 0) -> Any:
         """The structure back from a flat tensor."""

@@ -20,10 +20,10 @@ from .steps import (
     Wanted,
     chosen_of,
     dense,
-    key_of,
     no_sums,
     ratio_of,
     replaced,
+    step_key,
     tolerances,
     with_strides,
 )
@@ -46,11 +46,11 @@ class CoupledStepProgram:
             result = taken.result
             return [result.y1, result.memory.z, ratio_of(error, taken, y, [rtol, atol]), *result.slopes[1:]]
 
-        y = dense(y)
+        y = dense(capture.example(y))
         self._strides = y.stride()
         # One tensor each: a tracer tells its inputs apart by their identity.
         start = y, torch.zeros_like(y), torch.zeros_like(y)
-        self._run = compile_graph(step, [nodes.example(), *start, *tolerances(error, y), *capture.rest])
+        self._run = compile_graph(step, [nodes.example(), *start, *tolerances(error, y), *capture.rest], capture.axis)
 
     def __call__(
         self, plan: Plan, y: Tensor, z: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]
@@ -91,9 +91,10 @@ class UndoingProgram:
             alive = sum((x.sum() for x in totals), adj[0].sum() + adj[1].sum())
             return [*before, *adj, alive, *totals]
 
-        y = dense(y)
+        y = dense(capture.example(y))
         ends = [y, *(torch.zeros_like(y) for _ in range(3))]
-        self._run = Tuned(undo, [nodes.example(), *ends, *capture.rest, *no_sums(capture.rest, wanted)])
+        inputs = [nodes.example(), *ends, *capture.rest, *no_sums(capture.rest, wanted)]
+        self._run = Tuned(undo, inputs, capture.axis)
 
     def __call__(
         self, plan: Plan, end: State, adj: State, rest: Sequence[Tensor], sums: Sequence[Tensor]
@@ -102,10 +103,9 @@ class UndoingProgram:
 
 
 def coupled_step_program(capture: Capture, solver: CoupledSolver, error: ErrorNorm | None, y: Tensor) -> Any:
-    return capture.graph.program(
-        ("coupled step", solver, key_of(error)), lambda: CoupledStepProgram(capture, solver, error, y)
-    )
+    key = "coupled step", step_key(capture, solver, error)
+    return capture.program(key, lambda capture: CoupledStepProgram(capture, solver, error, y))
 
 
 def undoing_program(capture: Capture, solver: CoupledSolver, wanted: Wanted, y: Tensor) -> Any:
-    return capture.graph.program(("undo", solver, wanted), lambda: UndoingProgram(capture, solver, wanted, y))
+    return capture.program(("undo", solver, wanted), lambda capture: UndoingProgram(capture, solver, wanted, y))

@@ -19,7 +19,17 @@ from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
 from ..graph import Capture
 from .saving import SavingEvaluation, SavingPrograms
-from .steps import EvaluationProgram, StepProgram, VJPProgram, Wanted, evaluation_program, key_of, nodes_of, whole_step
+from .steps import (
+    EvaluationProgram,
+    StepProgram,
+    VJPProgram,
+    Wanted,
+    evaluation_program,
+    key_of,
+    nodes_of,
+    step_key,
+    whole_step,
+)
 
 #: From how many operations on the graph of a field is large.
 LARGE = 50
@@ -58,7 +68,7 @@ class SavingInPieces(StepInPieces):
     def __init__(self, solver: ExplicitRungeKutta, error: ErrorNorm | None, at: SavingEvaluation, y: Tensor):
         super().__init__(solver, error, at, y)
         self.kept = (solver.stages - 1) * at.kept
-        self.sizes: Any = None
+        self.sizes: dict[int, Any] = {}
 
     step = StepInPieces.__call__
 
@@ -112,45 +122,46 @@ class VJPInPieces:
 
 
 def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> Any:
-    def make() -> Any:
-        if not large(capture):
-            return StepProgram(capture, solver, error, y, k1)
-        return StepInPieces(solver, error, evaluation_program(capture, y), y)
-
-    return capture.graph.program(("step", solver, key_of(error), capture.lanes), make)
+    if large(capture):
+        at = evaluation_program(capture, y)
+        return capture.graph.program(("step", solver, key_of(error), at), lambda: StepInPieces(solver, error, at, y))
+    key = "step", step_key(capture, solver, error)
+    return capture.program(key, lambda capture: StepProgram(capture, solver, error, y, k1))
 
 
 def saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEvaluation:
-    return capture.graph.program(
-        ("saving evaluation", wanted, capture.lanes), lambda: SavingEvaluation(capture, wanted, y)
+    return capture.program(
+        ("saving evaluation", wanted, capture.lanes), lambda capture: SavingEvaluation(capture, wanted, y)
     )
 
 
 def compiled_saving_evaluation(capture: Capture, wanted: Wanted, y: Tensor) -> SavingEvaluation:
     at = saving_evaluation(capture, wanted, y)
-    return capture.graph.program(("compiled saving evaluation", wanted, capture.lanes), at.ready)
+    return capture.graph.program(("compiled saving evaluation", at), at.ready)
 
 
 def saving_programs(
     capture: Capture, solver: Solver, error: ErrorNorm | None, wanted: Wanted, slopes: bool, y: Tensor
 ) -> Any:
     assert isinstance(solver, ExplicitRungeKutta)  # a field is captured for no others
+    if large(capture):
+        at = compiled_saving_evaluation(capture, wanted, y)
+        key = "saving", solver, key_of(error), at
+        return capture.graph.program(key, lambda: SavingInPieces(solver, error, at, y))
 
-    def make() -> Any:
-        if not large(capture):
-            return SavingPrograms(capture, solver, error, saving_evaluation(capture, wanted, y), wanted, slopes, y)
-        return SavingInPieces(solver, error, compiled_saving_evaluation(capture, wanted, y), y)
+    def make(capture: Capture) -> SavingPrograms:
+        at = saving_evaluation(capture, wanted, y)
+        return SavingPrograms(capture, solver, error, at, wanted, slopes, y)
 
-    return capture.graph.program(("saving", solver, key_of(error), wanted, slopes), make)
+    return capture.program(("saving", step_key(capture, solver, error), wanted, slopes), make)
 
 
 def vjp_program(capture: Capture, solver: Solver, wanted: Wanted, y: Tensor, slopes: bool) -> Any:
     assert isinstance(solver, ExplicitRungeKutta)  # a field is captured for no others
-
-    def make() -> Any:
-        if not large(capture):
-            return VJPProgram(capture, solver, wanted, y, slopes)
+    key = "vjp", solver, wanted, slopes, capture.lanes
+    if large(capture):
         at = compiled_saving_evaluation(capture, wanted, y)
-        return VJPInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
-
-    return capture.graph.program(("vjp", solver, wanted, slopes, capture.lanes), make)
+        return capture.graph.program(
+            (key, at), lambda: VJPInPieces(solver, SavingInPieces(solver, None, at, y), slopes)
+        )
+    return capture.program(key, lambda capture: VJPProgram(capture, solver, wanted, y, slopes))

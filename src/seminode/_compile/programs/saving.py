@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,8 @@ from ..._field.pytree import real_dtype
 from ..._stepping.schedule import Plan
 from ..._stepping.step import completed
 from ...solvers.base import Solver, StepResult
-from ..graph import Capture
+from ..batch_axis import BatchAxis, Source
+from ..graph import Capture, NotCompiled
 from ..inductor import compile_graph, split
 from .steps import (
     StepNodes,
@@ -33,6 +34,34 @@ from .steps import (
 )
 
 
+class TunedLater:
+    """A VJP from what a program has kept: only then are the memory layouts known in which things are kept.
+
+    `shapes` are those of its inputs, with sizes that are not fixed.
+    """
+
+    def __init__(self, capture: Capture, function: Callable[..., list[Tensor]], shapes: Sequence[Any]):
+        self._graph, self._axis, self._function, self._shapes = capture.graph, capture.axis, function, shapes
+
+    def __call__(self, inputs: list[Tensor]) -> Any:
+        graph, axis = self._graph, self._axis
+        if axis is None:
+            return graph.program(("vjp", self), lambda: Tuned(self._function, inputs))(inputs)
+        try:
+            program, samples = graph.program(("vjp", self), lambda: self._of_any_size(axis, inputs))
+        except NotCompiled:
+            pass
+        else:
+            if axis.admits(samples.read(inputs)):
+                return program(inputs)
+        shapes = tuple(x.shape for x in inputs)
+        return graph.program(("vjp", self, shapes), lambda: Tuned(self._function, inputs))(inputs)
+
+    def _of_any_size(self, axis: BatchAxis, inputs: Sequence[Tensor]) -> tuple[Tuned, Source]:
+        examples = [axis.like(x, shape) for x, shape in zip(inputs, self._shapes, strict=True)]
+        return Tuned(self._function, examples, axis), axis.source(examples)
+
+
 class SavingEvaluation:
     """(t, y) ↦ k and what is kept; and the VJP from that and the cotangent of k, as a `VJPProgram`."""
 
@@ -46,20 +75,27 @@ class SavingEvaluation:
             k, back = torch.func.vjp(evaluate, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return [k, *back(adj)]
 
-        self._graph = capture.graph
-        y = dense(y)
+        y = dense(capture.example(y))
         self._strides = y.stride()
         self._dtype, self._device = real_dtype(y), y.device
         inputs = [torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device), y, *capture.rest]
-        self.halves = split(joint, inputs, [torch.zeros_like(y)], 1)
+        self.halves = split(joint, inputs, [torch.zeros_like(y)], 1, capture.axis)
         self.kept = self.halves.kept
-        self._examples = [(x.size(), x.stride(), x.dtype, x.device) for x in inputs]
+        # Without values, so that it holds on to no parameters.
+        self._examples, self._axis = (
+            [_without_values(x) if capture.axis is None else x for x in inputs],
+            capture.axis,
+        )
+        sums = [x.shape for x in chosen_of(capture.rest, wanted)]
+        self._tuned = TunedLater(capture, self._vjp, [*self.halves.shapes, y.shape, *sums])
 
     @cached_property
     def _run(self) -> Any:
         # Only if it is called: most solves evaluate their field as a part of other programs.
-        given = [torch.empty_strided(*kind, dtype=dtype, device=device) for *kind, dtype, device in self._examples]
-        return compile_graph(self.halves.forward, given)
+        given = self._examples
+        if self._axis is None:
+            given = [torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=self._device) for x in given]
+        return compile_graph(self.halves.forward, given, self._axis)
 
     def ready(self) -> SavingEvaluation:
         """Compile it now, where that may fail."""
@@ -75,9 +111,11 @@ class SavingEvaluation:
         return added(self.halves.backward(*tensors[:count]), tensors[count:])
 
     def vjp(self, kept: Sequence[Tensor], adj: Tensor, sums: Sequence[Tensor]) -> Any:
-        inputs = [*kept, adj, *sums]
-        # Made when it is first asked for: only then are the memory layouts known in which things are kept.
-        return self._graph.program(("vjp", self), lambda: Tuned(self._vjp, inputs))(inputs)
+        return self._tuned([*kept, adj, *sums])
+
+
+def _without_values(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 class SavingPrograms:
@@ -102,16 +140,19 @@ class SavingPrograms:
         slopes: bool,
         y: Tensor,
     ):
-        self._graph, self._solver, self._slopes = capture.graph, solver, slopes
+        self._solver, self._slopes = solver, slopes
         self.at = at
         self.nodes = StepNodes(solver, y)
-        y = dense(y)
+        y = dense(capture.example(y))
         self._strides = y.stride()
         self._split(capture, wanted, y)
         self.kept = self._after.kept
-        #: The bytes of what a step keeps, once they are known.
-        self.sizes: Any = None
+        #: The bytes of what a step keeps, by the number of entries of the state, once they are known.
+        self.sizes: dict[int, Any] = {}
         self._step = self._compile_step(capture, error, y)
+        states = [y.shape] * (1 + (solver.stages if slopes else 1))
+        sums = [x.shape for x in chosen_of(capture.rest, wanted)]
+        self._tuned = TunedLater(capture, self._vjp, [*self._after.shapes, *at.halves.shapes, *states, *sums])
 
     def _split(self, capture: Capture, wanted: Wanted, y: Tensor) -> None:
         solver, nodes = self._solver, self.nodes
@@ -138,7 +179,7 @@ class SavingPrograms:
         # One tensor each: a tracer tells its inputs apart by their identity.
         cotangents = [torch.zeros_like(y) for _ in range(differentiated)]
         inputs = [nodes.example(), y, torch.zeros_like(y), *capture.rest]
-        self._after = split(joint, inputs, cotangents, solver.stages)
+        self._after = split(joint, inputs, cotangents, solver.stages, capture.axis)
 
     def _compile_step(self, capture: Capture, error: ErrorNorm | None, y: Tensor) -> Any:
         solver, nodes = self._solver, self.nodes
@@ -158,7 +199,7 @@ class SavingPrograms:
             return [y1, ratio_of(error, taken, y, [rtol, atol]), *end_of(taken), *later, *kept]
 
         inputs = [nodes.example(), y, torch.zeros_like(y), *tolerances(error, y), *capture.rest]
-        return compile_graph(step, inputs)
+        return compile_graph(step, inputs, capture.axis)
 
     def _vjp(self, *tensors: Tensor) -> list[Tensor]:
         n_step, n_both = self.kept, self.kept + self.at.kept
@@ -174,5 +215,4 @@ class SavingPrograms:
         return self._step([self.nodes.clock(plan), *start, *allowed, *rest])
 
     def vjp(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
-        inputs = [*kept, *cotangents, *sums]
-        return self._graph.program(("vjp", self), lambda: Tuned(self._vjp, inputs))(inputs)
+        return self._tuned([*kept, *cotangents, *sums])

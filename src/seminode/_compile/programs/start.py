@@ -31,7 +31,7 @@ class TracedNorm:
         return self._atol + self._rtol * self._error.sizes(magnitude)
 
     def measured(self, ratio: Tensor) -> Tensor:
-        size = self._error.norm(self._error.layout.unpack(ratio))
+        size = self._error.norm(self._error.layout.fitting(ratio).unpack(ratio))
         # As the host computes with it, where the device can.
         return size.to(wide_dtype(size))
 
@@ -74,9 +74,10 @@ class StartProgram:
             finite = (y.sum() + k1.sum()).to(length.dtype)
             return [torch.stack([length, *probed, finite]), k1, *kept]
 
-        y = dense(y)
+        y = dense(capture.example(y))
         self._strides, self._dtype, self._device = y.stride(), real_dtype(y), y.device
-        self._run = compile_graph(start, [self._clock(0.0, 0.0, 1.0, 1.0), y, *tolerances(error, y), *capture.rest])
+        inputs = [self._clock(0.0, 0.0, 1.0, 1.0), y, *tolerances(error, y), *capture.rest]
+        self._run = compile_graph(start, inputs, capture.axis)
 
     def _clock(self, *times: float) -> Tensor:
         if self._device.type == "cpu":  # as in `StepNodes.clock`
@@ -99,6 +100,10 @@ def start_program(
     """The program that starts a solve; `None` where the field is large. With `wanted`, it keeps activations."""
     if large(capture):
         return None
-    saving = None if wanted is None else saving_evaluation(capture, wanted, y)
-    key = "start", solver.error_order or solver.order, key_of(error), wanted
-    return capture.graph.program(key, lambda: StartProgram(capture, solver, error, saving, y))
+
+    def make(capture: Capture) -> StartProgram:
+        saving = None if wanted is None else saving_evaluation(capture, wanted, y)
+        return StartProgram(capture, solver, error, saving, y)
+
+    order = solver.error_order or solver.order
+    return capture.program(("start", order, key_of(error, capture.graph.signature is None), wanted), make)

@@ -16,6 +16,7 @@ from ..._stepping.combination import StepSize
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Attempt, attempt
 from ...solvers.base import Evaluate, Solver
+from ..batch_axis import BatchAxis, NotOfAnySize, Strides
 from ..graph import Capture
 from ..inductor import compile_graph
 
@@ -82,11 +83,11 @@ class EvaluationProgram:
         def evaluate(t: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
             return [capture.evaluate(t, y, rest)]
 
-        y = dense(y)
+        y = dense(capture.example(y))
         self._strides = y.stride()
         self._dtype, self._device = real_dtype(y), y.device
         time = torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device)
-        self._run = compile_graph(evaluate, [time, y, *capture.rest])
+        self._run = compile_graph(evaluate, [time, y, *capture.rest], capture.axis)
 
     def __call__(self, t: float | Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         time = as_time(t, self._dtype, self._device)
@@ -116,7 +117,7 @@ def ratio_of(error: ErrorNorm | None, taken: Attempt, y: Tensor, allowed: Sequen
     assert taken.error is not None
     rtol, atol = allowed
     scale = atol + rtol * error.sizes(torch.maximum(y.abs(), y1.abs()))
-    return error.norm(error.layout.unpack(taken.error / scale))
+    return error.norm(error.layout.fitting(y).unpack(taken.error / scale))
 
 
 class StepProgram:
@@ -131,9 +132,10 @@ class StepProgram:
 
             return whole_step(solver, error, evaluate, nodes.length(clock), y, k1, [rtol, atol])
 
-        y, k1 = dense(y), dense(k1)
+        y, k1 = dense(capture.example(y)), dense(capture.example(k1))
         self._strides = [x.stride() for x in (y, k1)]
-        self._run = compile_graph(step, [nodes.example(), y, k1, *tolerances(error, y), *capture.rest])
+        inputs = [nodes.example(), y, k1, *tolerances(error, y), *capture.rest]
+        self._run = compile_graph(step, inputs, capture.axis)
 
     def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
         return self._run([self.nodes.clock(plan), *map(with_strides, (y, k1), self._strides), *allowed, *rest])
@@ -169,11 +171,12 @@ class VJPProgram:
             _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return added(back(cotangents), sums)
 
-        y = dense(y)
+        y = dense(capture.example(y))
         cotangents = [torch.zeros_like(y)]
         if slopes:
             cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
-        self._run = Tuned(step_vjp, [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)])
+        inputs = [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)]
+        self._run = Tuned(step_vjp, inputs, capture.axis)
 
     def __call__(
         self, plan: Plan, y: Tensor, cotangents: Sequence[Tensor], rest: list[Tensor], sums: Sequence[Tensor]
@@ -189,23 +192,34 @@ class VJPProgram:
 class Tuned:
     """A program for the memory layouts of the tensors that it is first given."""
 
-    def __init__(self, function: Callable[..., list[Tensor]], given: Sequence[Tensor]):
-        self._strides = [x.stride() for x in given]
-        self._run = compile_graph(function, [x.detach() for x in given])
+    def __init__(self, function: Callable[..., list[Tensor]], given: Sequence[Tensor], axis: BatchAxis | None = None):
+        self._strides = Strides(given, axis)
+        self._run = compile_graph(function, [x.detach() for x in given], axis)
 
     def __call__(self, given: list[Tensor]) -> Any:
-        if [x.stride() for x in given] != self._strides:
-            given = [with_strides(x, strides) for x, strides in zip(given, self._strides, strict=True)]
+        expected = self._strides.of(given)
+        if [x.stride() for x in given] != expected:
+            given = [with_strides(x, strides) for x, strides in zip(given, expected, strict=True)]
         return self._run(given)
 
 
-def key_of(error: ErrorNorm | None) -> Hashable:
-    """The part of an error norm that a program depends on."""
-    return None if error is None else (error.norm, error.layout, error.in_rows)
+def key_of(error: ErrorNorm | None, samples: bool = True) -> Hashable:
+    """The part of an error norm that a program depends on, with the number of samples or without."""
+    if error is None:
+        return None
+    layout, tolerances = error.layout, (error.rtol, error.atol)
+    shapes = layout.shapes if samples or layout.samples is None else tuple(shape[1:] for shape in layout.shapes)
+    # Tolerances of entries have the shape of the state, or broadcast against it.
+    entries = tuple(x.shape if isinstance(x, Tensor) else () for x in tolerances)
+    return error.norm, error.in_rows, layout.node, layout.axis, shapes, entries
+
+
+def step_key(capture: Capture, solver: Solver, error: ErrorNorm | None) -> Hashable:
+    return solver, key_of(error, capture.graph.signature is None), capture.lanes
 
 
 def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:
-    return capture.graph.program(("evaluation", capture.lanes), lambda: EvaluationProgram(capture, y))
+    return capture.program(("evaluation", capture.lanes), lambda capture: EvaluationProgram(capture, y))
 
 
 def clock_shape(capture: Capture) -> tuple[int, ...]:
@@ -233,6 +247,10 @@ def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:
     if error is None:
         return [torch.zeros((), dtype=dtype, device=like.device) for _ in range(2)]
     rtol = error.rtol
+    if any(isinstance(n, torch.SymInt) for n in like.shape) and any(
+        isinstance(x, Tensor) and x.ndim for x in (rtol, error.atol)
+    ):
+        raise NotOfAnySize("tolerances differ between entries of the state")
     return [rtol if isinstance(rtol, Tensor) else torch.full((), rtol, dtype=dtype, device=like.device), error.atol]
 
 

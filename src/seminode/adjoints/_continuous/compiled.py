@@ -124,7 +124,7 @@ class AdjointPrograms:
     def _program(self, name: str, more: Any, function: Any, inputs: list[Tensor]) -> Any:
         key = name, more
         if key not in self._ready:  # long keys take time to look up
-            whole = "adjoint", name, self._key, more
+            whole = "adjoint", name, self._key, more, self._capture.layout
             self._ready[key] = self._capture.graph.program(whole, lambda: Tuned(function, inputs))
         return self._ready[key]
 
