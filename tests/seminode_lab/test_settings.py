@@ -34,7 +34,7 @@ def test_runs_have_names_of_their_own_and_survive_json() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match="preset: expected one of quick, cpu, paper, found 'papr'; did you"):
+    with pytest.raises(ValueError, match="preset: expected one of quick, cpu, long, paper, found 'papr'; did you"):
         rows("papr")
     with pytest.raises(
         ValueError, match="experiment: expected one of ncde, cnf, hnn, found 'cde'; did you mean 'ncde'"
