@@ -107,7 +107,10 @@ def test_an_adjoint_takes_the_place_of_the_modes_own() -> None:
             ["ncde", "--preset", "tiny", "--row", "mnist"],
             "--row: expected a part of one of ncde-japanese_vowels-0.01, ",
         ),
-        (["ncde", "--norm", "mixd"], "--norm: expected one of mixed, seminorm, published, best, found 'mixd'; did you"),
+        (
+            ["ncde", "--norm", "mixd"],
+            "--norm: expected one of mixed, seminorm, published, best, per_tensor, found 'mixd'; did you",
+        ),
         (["ncde", "--norm", "published"], "--norm: 'published' differs from 'seminorm' for 'hnn' only"),
         (["ncde", "--rtol", "0"], "--rtol: expected a number between 0 and 1, found 0"),
         (["ncde", "--atol", "nan"], "--atol: expected a number between 0 and 1, found nan"),
@@ -190,7 +193,7 @@ def test_an_interrupted_run_goes_on_only_if_told_to(
 
     monkeypatch.setattr(Training, "epoch", interrupted)
     assert cli.main(RUN) == 130
-    told = "seminode run: interrupted; the same command with --resume continues after the last complete epoch\n"
+    told = "seminode run: interrupted; the same command with --resume continues from the last checkpoint\n"
     assert capsys.readouterr().err.splitlines(keepends=True)[-1] == told
     monkeypatch.undo()
     monkeypatch.chdir(here)
