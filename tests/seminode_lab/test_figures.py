@@ -143,7 +143,7 @@ def test_norms_as_they_are_meant_are_drawn_apart_from_the_published_slice(runs: 
     picture = histograms.evaluations_picture(hnn(runs), published=False)
     assert picture is not None
     labels = [text.get_text() for text in picture.figure.axes[0].get_legend().get_texts()]
-    assert labels == ["default norm (3,528)", "seminorm (3,528)", "seminode's best (2,016)"]
+    assert labels == ["mixed norm (3,528)", "seminorm (3,528)", "seminode's best (2,016)"]
     assert "same number of evaluations" in picture.caption
 
 

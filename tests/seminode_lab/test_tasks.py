@@ -131,3 +131,17 @@ def test_torques_that_are_no_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -
     trial = task.trial()
     assert trial.numbers == {"published": None, "braked": None}
     assert trial.arrays == {}
+
+
+def test_series_are_shifted_in_training_only() -> None:
+    """By other numbers in every epoch, which do not depend on the mode, and by no more than the given number."""
+    x = torch.arange(12.0).reshape(1, 12, 1).expand(40, 12, 1)
+    data = {split: SeriesSet(x, torch.full((40,), 12), torch.zeros(40, dtype=torch.long)) for split in SPLITS}
+    task = SeriesTask(NeuralCDE(1, 2, 2), data, batch=40, shifts=2)
+    torch.manual_seed(0)
+    first, second = (next(iter(task.batches("train", shuffle=False))) for _ in range(2))
+    assert set(first[2].tolist()) == {-2, -1, 0, 1, 2}
+    assert not torch.equal(first[2], second[2])
+    assert len(next(iter(task.batches("test", shuffle=False)))) == 2
+    task.model.eval()
+    assert len(next(iter(task.batches("train", shuffle=False)))) == 2

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import sweep
 from .options import add_runs, complete_runs, guarded
 
-if TYPE_CHECKING:
-    from ..store import Finished
+#: The presets whose reports have experiments beyond the paper's, which take minutes.
+THOROUGH = ("cpu", "long", "paper")
 
 REPRODUCE = """\
 Reproduce the paper: make all runs of a preset (like seminode sweep), the tables, the figures and the report.
@@ -57,7 +55,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     out = sweep.out_of(options)
     say = partial(print, flush=True)
     measure_all(options.preset, out, data_dir(options.data_dir), say)
-    if options.preset != "quick":
+    if options.preset in THOROUGH:
         knife.measure(out, data_dir(options.data_dir), say)
         origins.measure(out, say)
     report(out)
@@ -68,19 +66,9 @@ def _report(options: argparse.Namespace) -> int:
     return report(options.folder)
 
 
-def in_short(runs: Sequence[Finished]) -> list[str]:
-    """The result in at most five lines."""
-    from ..measures import gather
-    from ..report.content import summary
-
-    gathered = gather(runs)
-    ours = [run for problem in gathered.problems for run in problem.runs]
-    return summary(gathered, ours)[:5]
-
-
 def report(folder: Path) -> int:
     """Print the tables, write the report, and print a summary and the paths of the report, the HTML page last."""
-    from ..report import write
+    from ..report import in_short, write
     from ..tables import all_tables
 
     # The report names what it leaves out itself.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..grid import plain
 from ..measures import Gathered, gather
 from ..store import Finished, StoreError, placing, runs
-from .content import content
+from .content import content, summary
 from .pictures import Shown, shown
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ def write(folder: Path, out: Path | None = None) -> Written:
     pictures, trouble = _figures(usable, folder, out / FIGURES)
     page = content(gathered, usable, pictures, trouble)
     return _render(page, out)
+
+
+def in_short(found: Sequence[Finished]) -> list[str]:
+    """The result in at most five lines."""
+    gathered = gather(found)
+    return summary(gathered, [run for problem in gathered.problems for run in problem.runs])[:5]
 
 
 def _read(folder: Path) -> Gathered:

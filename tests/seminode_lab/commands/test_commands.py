@@ -298,7 +298,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         progress("measuring")
 
     vars(modules["measuring"])["measure_all"] = measure_all
-    vars(modules["report"])["write"] = write
+    vars(modules["report"]).update(write=write, in_short=lambda found: [f"{len(found)} runs in short"])
     return told
 
 
@@ -321,7 +321,9 @@ def test_reproduce_sweeps_measures_and_reports(
     names = [tiny(mode=mode, rtol=rtol).name for rtol in (1e-3, 1e-2) for mode in ("mixed", "seminorm")]
     out = Path("there")
     assert calls == [("measured", "tiny", out, Path("data")), ("tables", sorted(names)), ("report", out)]
-    assert capsys.readouterr().out.endswith("measuring\none\n\ntwo\n\nthere/report.md\nthere/report.html\n")
+    assert capsys.readouterr().out.endswith(
+        "measuring\none\n\ntwo\n\n4 runs in short\nthere/report.md\nthere/report.html\n"
+    )
     # What fails does not keep the rest from being reported, and is not forgotten.
     assert cli.main(reproduce) == 1
     told = capsys.readouterr()
@@ -348,6 +350,7 @@ def test_a_report_of_real_tables(here: Path, capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr()
     assert "Speech Commands" in told.out
     assert "-mixed-7 is left out" in told.err
+    assert "complete runs are compared with" in told.out.splitlines()[-7]  # a summary of five lines, then two paths
     paths = [Path(line) for line in told.out.splitlines()[-2:]]
     assert [path.suffix for path in paths] == [".md", ".html"]
     assert all(path.stat().st_size > 1000 for path in paths)
