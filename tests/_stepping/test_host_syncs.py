@@ -68,7 +68,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
         counter.lists += id(self) in compared
         compared.discard(id(self))
 
-    def first(self: Determinism, evaluate: Callable[[], Tensor]) -> Tensor:
+    def first(self: Determinism, evaluate: Callable[[], Tensor], as_check: Any) -> Tensor:
         return evaluate()
 
     monkeypatch.setattr(Tensor, "tolist", counted)
