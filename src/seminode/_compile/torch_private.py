@@ -89,6 +89,18 @@ def compiler_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
+def _frame_skipper() -> Callable[[CodeType], object]:
+    """What has the compiler leave the frames of a function alone, but not of those that it calls."""
+    try:
+        strategy = private("torch._C._dynamo.eval_frame", "_FrameExecStrategy")
+        action = private("torch._C._dynamo.eval_frame", "_FrameAction")
+        set_strategy = private("torch._C._dynamo.eval_frame", "set_code_exec_strategy")
+    except MissingPrivateName:  # before torch 2.7
+        return private("torch._C._dynamo.eval_frame", "skip_code")
+    alone = strategy(action.SKIP, action.DEFAULT)
+    return lambda code: set_strategy(code, alone)
+
+
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """Have torch.compile step over a function and what it calls, other than what is compiled itself.
 
@@ -96,11 +108,8 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     same, but loads the compiler, which takes seconds, at import.
     """
     try:
-        strategy = private("torch._C._dynamo.eval_frame", "_FrameExecStrategy")
-        action = private("torch._C._dynamo.eval_frame", "_FrameAction")
+        skip = _frame_skipper()
         set_eval_frame = private("torch._C._dynamo.eval_frame", "set_eval_frame")
-        set_strategy = private("torch._C._dynamo.eval_frame", "set_code_exec_strategy")
-        alone = strategy(action.SKIP, action.DEFAULT)
     except (MissingPrivateName, AttributeError, TypeError):  # traced, it still works
         return function
 
@@ -111,7 +120,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
         finally:
             set_eval_frame(tracer)
 
-    set_strategy(stepped_over.__code__, alone)
+    skip(stepped_over.__code__)
     stepped_over.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="solve() decides by values")
     return functools.wraps(function)(stepped_over)
 
