@@ -68,8 +68,8 @@ def _caption(found: Mapping[str, Any], edges: list[Edge]) -> str:
         some = [x for x, edge in zip(slip, edges, strict=True) if edge.varied == name]
         counts.append(f"{sum(x > 5 for x in some)} of {len(some)} ({label.split(' (')[0]})")
     return text + (
-        f"The slice of the published code saves more than 5 % in {', '.join(counts)}; the seminorm as defined does so in "
-        f"{sum(x > 5 for x in own)} of all {len(own)} settings."
+        f"The slice of the published code saves more than 5 % in {', '.join(counts)}; the seminorm as defined does so "
+        f"in {sum(x > 5 for x in own)} of all {len(own)} settings."
     )
 
 

@@ -58,9 +58,9 @@ def _caption(found: Mapping[str, Any], chosen: list[Case], outcomes: list[Outcom
     text = (
         f"Untrained neural CDEs, each on one batch of {found['batch']} (Japanese Vowels), one quantity varied at a "
         "time. Left: a solve with the mixed norm records the errors of the state and of the parameters in every step; "
-        "from the errors of the state follows how many evaluations the seminorm will need, if the error of a step is in "
-        f"proportion to its length (order {ORDER:g}). This rule was chosen after several others had been tried, on the "
-        f"{sizes['chosen on']} cases with open markers, where it explains {_share(shares['chosen on'])} of the "
+        "from the errors of the state follows how many evaluations the seminorm will need, if the error of a step is "
+        f"in proportion to its length (order {ORDER:g}). This rule was chosen after several others had been tried, on "
+        f"the {sizes['chosen on']} cases with open markers, where it explains {_share(shares['chosen on'])} of the "
         f"variance of the savings. On the {sizes['held out']} other cases, with other weights and samples, it explains "
         f"{_share(held)} ({others}). Right: that the parameters set most error ratios is necessary for a saving, but "
         "not sufficient; if one step per knot is enough for both norms, nothing can be saved."
