@@ -1,6 +1,9 @@
 # Every target sets up what it needs in .venv, so each works alone from a clean clone.
 
 PYTHON ?= python3
+# For wheel-test: interpreters, and the version of torch; by default the one that is pinned.
+PYTHONS ?= $(PYTHON)
+TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(file < constraints.txt)))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -11,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow lint format bench soak docs clean
+.PHONY: help demo examples test test-slow lint format bench soak docs wheel-test clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -48,6 +51,9 @@ soak: $(STAMP)-bench ## very long solves and trainings: memory, clock, caches; t
 
 docs: $(STAMP)-docs ## build the documentation into site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel-test: ## build from a clean clone into dist, install for PYTHONS with torch TORCH, try it there
+	$(PYTHON) .ci/wheel_test.py --dist dist --torch $(TORCH) --python $(PYTHONS)
 
 clean: ## remove the environment, caches and builds; results in out stay
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
