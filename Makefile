@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # For wheel-test: interpreters, and the version of torch; by default the one that is pinned.
 PYTHONS ?= $(PYTHON)
-TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(file < constraints.txt)))
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
