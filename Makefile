@@ -14,12 +14,12 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow lint format bench soak docs wheel-test clean
+.PHONY: help demo examples test test-slow lint format bench soak docs wheel-test release-check clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and the report, in out/quick
 	$(BIN)/seminode reproduce --preset quick --out out/quick --jobs 2
@@ -54,6 +54,9 @@ docs: $(STAMP)-docs ## build the documentation into site
 
 wheel-test: ## build from a clean clone into dist, install for PYTHONS with torch TORCH, try it there
 	$(PYTHON) .ci/wheel_test.py --dist dist --torch $(TORCH) --python $(PYTHONS)
+
+release-check: ## check that TAG, such as v0.2.0, is the version in all files
+	$(PYTHON) .ci/release_check.py "$(TAG)"
 
 clean: ## remove the environment, caches and builds; results in out stay
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
