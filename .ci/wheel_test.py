@@ -117,7 +117,7 @@ def smoke(programs: Path, empty: Path, source: Path, *, lab: bool) -> None:
     version, command = version_of(source), programs / "seminode"
     check_import(programs, empty, version)
     printed = call(programs / "python", "-c", ten_lines(source), cwd=empty)
-    require("Stats(" in printed, f"the program of the README printed {printed!r}")
+    require("backward: nfe=" in printed, f"the program of the README printed {printed!r}")
     require(call(command, "--version", cwd=empty).strip() == f"seminode {version}", "seminode --version is another one")
     listed = call(command, "--help", cwd=empty)
     require(all(f"    {name}" in listed for name in ("profile", *NEEDS_EXTRA)), f"seminode --help printed {listed}")
