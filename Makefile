@@ -1,6 +1,9 @@
 # Every target sets up what it needs in .venv, so each works alone from a clean clone.
 
 PYTHON ?= python3
+# For wheel-test: interpreters, and the version of torch; by default the one that is pinned.
+PYTHONS ?= $(PYTHON)
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -24,12 +27,12 @@ SEED ?= 0
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow test-oldest test-matrix mutation lint format bench soak docs clean
+.PHONY: help demo examples test test-slow test-oldest test-matrix mutation lint format bench soak docs wheel-test release-check clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and the report, in out/quick
 	$(BIN)/seminode reproduce --preset quick --out out/quick --jobs 2
@@ -80,6 +83,12 @@ soak: $(STAMP)-bench ## very long solves and trainings: memory, clock, caches; t
 
 docs: $(STAMP)-docs ## build the documentation into site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel-test: ## build from a clean clone into dist, install for PYTHONS with torch TORCH, try it there
+	$(PYTHON) .ci/wheel_test.py --dist dist --torch $(TORCH) --python $(PYTHONS)
+
+release-check: ## check that TAG, such as v0.2.0, is the version in all files
+	$(PYTHON) .ci/release_check.py "$(TAG)"
 
 clean: ## remove the environment, caches and builds; results in out stay
 	rm -rf $(VENV) .venv-* build dist site .pytest_cache .ruff_cache .hypothesis

@@ -59,7 +59,7 @@ from .solvers import (
     Yoshida4,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PID",

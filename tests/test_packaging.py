@@ -1,0 +1,123 @@
+"""The files around the package agree with each other: versions, workflows, issue forms."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from project import ROOT
+
+import seminode as sn
+
+RELEASE = runpy.run_path(str(ROOT / ".ci" / "release_check.py"))
+WHEEL = runpy.run_path(str(ROOT / ".ci" / "wheel_test.py"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+
+
+def load(path: Path) -> dict[Any, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def steps(workflow: dict[Any, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_there_are_workflows_and_forms() -> None:
+    assert {path.stem for path in WORKFLOWS} >= {"test", "docs", "publish"}
+    assert {path.stem for path in FORMS} == {"bug", "feature"}
+
+
+@every_workflow
+def test_workflows_have_what_github_requires(path: Path) -> None:
+    workflow = load(path)
+    assert workflow["name"]
+    assert workflow[True]  # "on" is a truth value in YAML 1.1
+    assert workflow["permissions"] == {"contents": "read"}  # a job that needs more asks for it
+    for name, job in workflow["jobs"].items():
+        assert job["runs-on"], name
+        needed = job.get("needs", [])
+        assert {needed} if isinstance(needed, str) else set(needed) <= set(workflow["jobs"]), name
+    for step in steps(workflow):
+        assert ("uses" in step) != ("run" in step)
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[\w./]+", step.get("uses", "a/b@v1"))
+
+
+@every_workflow
+def test_workflows_run_targets_of_the_makefile_only(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    for step in steps(load(path)):
+        if "run" in step:
+            found = re.fullmatch(r'make ([a-z-]+)( [A-Z]+=("[^"]*"|\S+|\$\{\{[^}]*\}\}))*', step["run"].strip())
+            assert found, step["run"]
+            assert found[1] in targets
+
+
+def test_versions_that_are_tested_are_those_that_are_supported() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    jobs = load(ROOT / ".github" / "workflows" / "test.yml")["jobs"]
+    matrix = jobs["wheel"]["strategy"]["matrix"]
+    assert matrix["python"] == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert f'requires-python = ">={matrix["python"][0]}"' in project
+    (newest,) = matrix["torch"]
+    assert f"torch=={newest}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    (oldest,) = matrix["include"]
+    assert f'"torch>={oldest["torch"].removesuffix(".0")}"' in project
+
+
+def test_only_the_job_that_publishes_may_ask_for_an_identity() -> None:
+    jobs = load(ROOT / ".github" / "workflows" / "publish.yml")["jobs"]
+    assert "permissions" not in jobs["build"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert [step.get("uses", "").partition("@")[0] for step in jobs["publish"]["steps"]] == [
+        "actions/download-artifact",
+        "pypa/gh-action-pypi-publish",
+    ]
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
+def test_issue_forms(path: Path) -> None:
+    form = load(path)
+    assert form["name"]
+    assert form["description"]
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    identifiers = [field["id"] for field in fields]
+    assert len(set(identifiers)) == len(identifiers) > 0
+    assert all(field["attributes"]["label"] for field in fields)
+    assert {field["type"] for field in fields} <= {"textarea", "input", "dropdown", "checkboxes"}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert RELEASE["versions"]() == dict.fromkeys(RELEASE["PLACES"], sn.__version__)
+    assert WHEEL["version_of"](ROOT) == sn.__version__
+
+
+def test_a_release_with_another_version_or_open_changes_is_refused(tmp_path: Path) -> None:
+    for name in RELEASE["PLACES"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text(
+        re.sub(r"^## Unreleased\n.*?(?=^## )", "## Unreleased\n\n", changes.read_text(), flags=re.S | re.M)
+    )
+    problems = RELEASE["problems"]
+    assert problems(f"v{sn.__version__}", tmp_path) == []
+    assert any("expected a tag such as" in line for line in problems(sn.__version__, tmp_path))
+    (tmp_path / "CITATION.cff").write_text("version: 9.9.9\n")
+    assert problems(f"v{sn.__version__}", tmp_path) == [f"CITATION.cff: 9.9.9, expected {sn.__version__}"]
+    changes.write_text(changes.read_text().replace("## Unreleased\n", "## Unreleased\n\n- Something.\n"))
+    assert "CHANGELOG.md: move the changes under Unreleased" in problems(f"v{sn.__version__}", tmp_path)[-1]
+
+
+def test_the_program_of_the_readme_is_found() -> None:
+    program = WHEEL["ten_lines"](ROOT)
+    assert "import seminode as sn" in program
+    assert "sol.stats" in program
