@@ -34,12 +34,17 @@ _plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True, "
 def execute(path: Path, limit: float) -> tuple[nbformat.NotebookNode, float]:
     """The notebook with new outputs, and the seconds that it took. The limit holds for all cells together."""
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(SETUP))
     client = NotebookClient(notebook, kernel_name="python3", record_timing=False, coalesce_streams=True)
     begin = time.monotonic()
     with client.setup_kernel():
-        for index, cell in enumerate([nbformat.v4.new_code_cell(SETUP), *notebook.cells], start=-1):
+        for index, cell in enumerate(notebook.cells):
             client.timeout = max(1, int(limit - (time.monotonic() - begin)))
-            client.execute_cell(cell, index, execution_count=max(0, index + 1) or None)
+            client.execute_cell(cell, index)
+    del notebook.cells[0]
+    code = (cell for cell in notebook.cells if cell.cell_type == "code")
+    for count, cell in enumerate(code, start=1):
+        cell.execution_count = count
     return notebook, time.monotonic() - begin
 
 
@@ -66,7 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
             failed = True
             continue
         sizes = pictures(notebook)
-        print(f"{path.stem:20} {seconds:6.1f} s, {len(sizes)} pictures of up to {max(sizes, default=0):,} bytes", flush=True)
+        print(
+            f"{path.stem:20} {seconds:6.1f} s, {len(sizes)} pictures of up to {max(sizes, default=0):,} bytes",
+            flush=True,
+        )
         if max(sizes, default=0) > LARGEST:
             print(f"{path.stem}: a picture has more than {LARGEST:,} bytes", file=sys.stderr)
             failed = True
