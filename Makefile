@@ -27,7 +27,8 @@ SEED ?= 0
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow test-oldest test-matrix mutation lint format bench soak docs wheel-test release-check clean
+.PHONY: help demo examples test test-slow test-oldest test-matrix mutation lint format bench soak notebooks docs wheel-test
+.PHONY: release-check clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -80,6 +81,9 @@ bench: $(STAMP)-bench ## compare with torchdiffeq, torchode, torchcde and diffra
 
 soak: $(STAMP)-bench ## very long solves and trainings: memory, clock, caches; takes an hour
 	$(BIN)/python -m benchmarks.soak
+
+notebooks: $(STAMP)-docs ## execute the tutorials, some minutes, and store their outputs
+	$(BIN)/python docs/tutorials/execute.py --limit 120
 
 docs: $(STAMP)-docs ## build the documentation into site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

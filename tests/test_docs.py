@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import functools
 import io
 import itertools
+import json
 import re
+import unicodedata
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +26,17 @@ from seminode._field.checks import DEFAULT_TOLERANCES
 from seminode.solvers import BY_NAME
 from seminode_lab.data import CATALOGUE
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+CODE = re.compile(r"^```.*?^```$|^    [^\n]*$", re.DOTALL | re.MULTILINE)  # fenced, or indented
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_document = pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 class Block(NamedTuple):
@@ -44,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
 
 def table(page: str, heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without the table's own."""
-    lines = iter((ROOT / "docs" / page).read_text(encoding="utf-8").splitlines())
+    lines = iter((DOCS / page).read_text(encoding="utf-8").splitlines())
     lines = itertools.dropwhile(lambda line: line != heading, lines)
     lines = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
     rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
@@ -66,10 +74,80 @@ def test_code_runs_and_prints_what_the_page_says(page: Path) -> None:
             pytest.fail(f"{page.name}, line {block.line}: the page says\n{said}\nand the code\n{found}")
 
 
-@every_page
+def prose(page: Path) -> str:
+    """The text of a page or of a notebook, without code."""
+    if page.suffix == ".ipynb":
+        text = "\n\n".join("".join(cell["source"]) for cell in cells(page) if cell["cell_type"] == "markdown")
+    else:
+        text = page.read_text(encoding="utf-8")
+    return CODE.sub("", text)
+
+
+def cells(notebook: Path) -> list[dict[str, Any]]:
+    return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """The anchors that mkdocs gives to headings, written ones, and those of the objects of the API page."""
+    text = prose(page)
+    headings = [_slug(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    objects = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    written = re.findall(r'id="([^"]+)"|\{ #(\S+) \}', text)
+    return {*headings, *objects, *(first or second for first, second in written)}
+
+
+@every_document
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in LINK.findall(prose(page)):
+        place = (page.parent / target) if target else page
+        assert place.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(place.resolve()), f"{page.name} links to {target}#{anchor}"
+
+
+def test_a_broken_anchor_is_found() -> None:
+    known = anchors(DOCS / "start.md")
+    assert {"jumps", "coming-from-torchdiffeq", "when-a-solve-fails"} <= known
+    assert "jump" not in known
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    (navigation,) = re.findall(
+        r"^nav:\n(.*?)^\S", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    listed = re.findall(r"(\S+\.(?:md|ipynb))$", navigation, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {str(page.relative_to(DOCS).as_posix()) for page in (*PAGES[1:], *NOTEBOOKS)}
+
+
+@every_notebook
+def test_notebooks_are_stored_with_their_outputs(path: Path) -> None:
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert all(cell["execution_count"] for cell in code)
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    pictures = [cell for cell in code if any("image/png" in each.get("data", ()) for each in cell["outputs"])]
+    assert pictures
+    assert all(cell["metadata"].get("alt") for cell in pictures), (
+        "a picture needs a description, in the cell's metadata"
+    )
+    assert all(
+        len("".join(each["data"]["image/png"])) < 150_000 for each in outputs if "image/png" in each.get("data", ())
+    )
+    assert "## Where to go next" in prose(path)
+
+
+@pytest.mark.slow
+def test_a_notebook_runs() -> None:
+    """One of them, as plain code. `make notebooks` runs all of them, in a kernel."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()), pyplot.rc_context({"backend": "Agg"}):
+        for cell in cells(DOCS / "tutorials" / "events.ipynb"):
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), "events.ipynb", "exec", dont_inherit=True), namespace)
+    pyplot.close("all")
 
 
 def test_pages_with_code_are_found() -> None:
@@ -107,7 +185,7 @@ def test_data_table_is_that_of_the_code() -> None:
 
 
 def design() -> str:
-    return (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    return (DOCS / "design.md").read_text(encoding="utf-8")
 
 
 def test_layers_of_the_design_are_those_that_are_tested() -> None:
@@ -130,6 +208,13 @@ def test_files_that_the_design_names_exist() -> None:
     assert len(set(names)) > 20
     for name in names:
         assert (SOURCE / name).exists() or (ROOT / name).exists(), name
+
+
+def _slug(heading: str) -> str:
+    """As Python-Markdown makes it from the text of a heading."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_text).strip().lower())
 
 
 def _number(cell: str) -> float:
