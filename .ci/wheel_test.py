@@ -21,8 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Commands of the laboratory. Without its extra they must say what to install.
-NEEDS_EXTRA = ("run", "sweep", "reproduce", "report", "table", "figure")
+#: Calls of commands of the laboratory. Without its extra they must say what to install.
+NEEDS_EXTRA = {
+    "run": ("ncde",),
+    "sweep": (),
+    "reproduce": (),
+    "report": (".",),
+    "table": (".",),
+    "figure": (".",),
+}
 
 
 def call(*command: str | Path, cwd: Path, status: int = 0) -> str:
@@ -123,10 +130,13 @@ def smoke(programs: Path, empty: Path, source: Path, *, lab: bool) -> None:
     listed = call(command, "--help", cwd=empty)
     require(all(f"    {name}" in listed for name in ("profile", *NEEDS_EXTRA)), f"seminode --help printed {listed}")
     call(command, "profile", "--help", cwd=empty)
-    for name in NEEDS_EXTRA:
-        printed = call(command, name, "--help", cwd=empty, status=0 if lab else 2)
-        advised = "pip install 'seminode[lab]'" in printed
-        require(advised != lab, f"seminode {name} --help {'with' if lab else 'without'} the extra printed {printed!r}")
+    for name, arguments in NEEDS_EXTRA.items():
+        call(command, name, "--help", cwd=empty)
+        if not lab:
+            printed = call(command, name, *arguments, cwd=empty, status=2)
+            require("pip install 'seminode[lab]'" in printed, f"seminode {name} without the extra printed {printed!r}")
+    if lab:
+        call(command, "data", "status", cwd=empty)
     call(programs / "python", "-m", "pip", "check", cwd=empty)
 
 
