@@ -22,5 +22,7 @@ def test_every_mode_of_every_experiment() -> None:
 
 
 def test_unknown_modes() -> None:
-    with pytest.raises(ValueError, match="mode: expected one of mixed, seminorm, published, best, per_tensor, found 'fast'"):
+    with pytest.raises(
+        ValueError, match="mode: expected one of mixed, seminorm, published, best, per_tensor, found 'fast'"
+    ):
         solve_options("ncde", "fast")
