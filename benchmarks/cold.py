@@ -22,6 +22,7 @@ import torch
 
 import seminode as sn
 from seminode._compile import inductor
+from seminode.adjoints import AdjointName
 
 from .detest import table
 from .overhead import BATCH, CHANNELS, Network
@@ -52,7 +53,7 @@ class BackEndClock:
         return program
 
 
-def measure(adjoint: str, batch: int) -> dict[str, float]:
+def measure(adjoint: AdjointName, batch: int) -> dict[str, float]:
     """Seconds of each part of the first compiled iteration in this process."""
     torch.manual_seed(0)
     field, y0 = Network(), torch.randn(batch, CHANNELS)

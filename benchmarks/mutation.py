@@ -85,8 +85,8 @@ def not_run(source: str) -> set[tuple[int, int]]:
 
 def mutants(module: str) -> Iterator[Mutant]:
     """All mutants of a module, in the order of Cosmic Ray."""
-    import cosmic_ray.plugins
-    from cosmic_ray.ast import ast_nodes, get_ast
+    import cosmic_ray.plugins  # pyright: ignore[reportMissingImports]
+    from cosmic_ray.ast import ast_nodes, get_ast  # pyright: ignore[reportMissingImports]
 
     source = (ROOT / PACKAGE / module).read_text()
     tree, ignored = get_ast(source), not_run(source)
@@ -123,7 +123,7 @@ class Covering:
         self.lines: dict[str, dict[int, list[str]]] = {}
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        import coverage
+        import coverage  # pyright: ignore[reportMissingImports]
 
         current = coverage.Coverage.current()
         assert current is not None
@@ -153,7 +153,7 @@ class Covering:
 
 def measure(place: Path, modules: Sequence[str], tests: Sequence[str], out: Path) -> None:
     """In a process of its own: run all tests once, with a record of the lines that each of them runs."""
-    import coverage
+    import coverage  # pyright: ignore[reportMissingImports]
     import pytest
 
     paths = {module: str(place / PACKAGE / module) for module in modules}
@@ -198,8 +198,8 @@ def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
 
 
 def fate(mutant: Mutant, place: Path, covering: Covering) -> str:
-    import cosmic_ray.plugins
-    from cosmic_ray.mutating import mutate_code
+    import cosmic_ray.plugins  # pyright: ignore[reportMissingImports]
+    from cosmic_ray.mutating import mutate_code  # pyright: ignore[reportMissingImports]
 
     path = place / PACKAGE / mutant.module
     source = path.read_text()

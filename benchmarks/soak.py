@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import seminode as sn
-from seminode._compile import graph, inductor
+from seminode._compile import front_end, inductor
 from seminode.adjoints import Adjoint
 from seminode.extending import Observer
 
@@ -173,7 +173,7 @@ def shapes(count: int, compiled: bool) -> Iterator[Line]:
     what = f"{count:,} solves of changing shapes{', compiled' if compiled else ''}"
     yield Line(f"{what}: largest error of a gradient", wrong, 1e-5, "")
     if compiled:
-        yield Line(f"{what}: front ends kept", len(graph._front_ends), graph.FRONT_ENDS, "")
+        yield Line(f"{what}: front ends kept", len(front_end._front_ends), front_end.FRONT_ENDS, "")
     yield from growth.lines(what, cached=0.1 if compiled else 0.0)
 
 

@@ -144,6 +144,7 @@ def test_convolutions(shape: tuple[int, int, int, int], padding: list[int]) -> N
     if grads is not None:
         expected = aten.convolution_backward(exact[3], *exact[:2], [shape[0]], *rest, mask)
         for one, other in zip(grads, expected, strict=True):
+            assert one is not None
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 

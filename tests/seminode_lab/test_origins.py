@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_the_cases_that_judge_are_not_those_the_rule_was_chosen_on(series: origi
 def test_smooth_networks_have_no_kinks(monkeypatch: pytest.MonkeyPatch, series: origins.sets.SeriesSet) -> None:
     built: list[MatrixField] = []
 
-    def build(*args: int, **given: int) -> MatrixField:
+    def build(*args: Any, **given: Any) -> MatrixField:
         built.append(MatrixField(*args, **given))
         return built[-1]
 
