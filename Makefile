@@ -41,8 +41,9 @@ demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and t
 examples: $(STAMP)-lab ## run all examples, some minutes, and leave their pictures in out/demo
 	for name in spiral vowels flow flow_matching latent_ode pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
 
+# With worksteal nearly every file runs in one worker, and both workers are busy until the end.
 test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: $(STAMP)-dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
