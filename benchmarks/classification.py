@@ -1,7 +1,7 @@
 """Train several classifiers of series in the same way, and compare test accuracy and seconds per epoch.
 
-All models are trained with AdamW, one cycle of the learning rate, and noise on the inputs. They take turns, one epoch at
-a time, on one thread. Seconds are those of the processor, so that other programs on the machine affect all alike.
+All models are trained with AdamW, one cycle of the learning rate, and noise on the inputs. They take turns, one epoch
+at a time, on one thread. Seconds are those of the processor, so that other programs affect all models alike.
 """
 
 from __future__ import annotations
@@ -39,14 +39,22 @@ class Training:
     """One training with random numbers of its own, so that it may be interrupted by others."""
 
     def __init__(
-        self, name: str, make: Callable[[], nn.Module], data: SeriesSet, *, epochs: int, batch: int, seed: int
+        self,
+        name: str,
+        make: Callable[[], nn.Module],
+        data: SeriesSet,
+        *,
+        epochs: int,
+        batch: int,
+        seed: int,
+        lr: float = LEARNING_RATE,
     ):
         torch.manual_seed(seed)
         self.name, self.seed, self.data, self.batch = name, seed, data, batch
         self.model = make()
         self.optimiser = torch.optim.AdamW(self.model.parameters(), weight_decay=DECAY)
         steps = epochs * -(-len(data) // batch)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, LEARNING_RATE, total_steps=steps)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, lr, total_steps=steps)
         self.seconds: list[float] = []
         self.random = torch.get_rng_state()
 
@@ -58,6 +66,10 @@ class Training:
             x = self.data.x[rows, : int(lengths.max())]
             scores = self.model(x + NOISE * torch.randn_like(x), lengths=lengths)
             loss = functional.cross_entropy(scores, self.data.labels[rows])
+            if not bool(loss.isfinite()):
+                raise FloatingPointError(
+                    f"{self.name}, seed {self.seed}: the loss is {loss.item()}; lower the learning rate"
+                )
             self.optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -88,12 +100,15 @@ def compare(
     epochs: int,
     batch: int,
     seeds: int,
+    rates: Mapping[str, float] | None = None,
 ) -> list[Result]:
-    """Train every model once per seed, and print each result."""
+    """Train every model once per seed, and print each result. `rates` are learning rates other than the usual one."""
+    usual = dict.fromkeys(models, LEARNING_RATE) | dict(rates or {})
     results = []
     for seed in range(seeds):
         trainings = [
-            Training(name, make, data, epochs=epochs, batch=batch, seed=seed) for name, make in models.items()
+            Training(name, make, data, epochs=epochs, batch=batch, seed=seed, lr=usual[name])
+            for name, make in models.items()
         ]
         for _ in range(epochs):
             for training in trainings:
