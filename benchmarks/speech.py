@@ -41,11 +41,17 @@ def log() -> nn.Module:
 
 
 def linear() -> nn.Module:
-    return LinearCDE(20, 32, 10, block=4)
+    model = LinearCDE(20, 32, 10, block=4)
+    # The state is a product of 160 matrices. From the default initialisation it starts at 1e21 and overflows in training.
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("matrices"):
+                parameter.mul_(0.1)
+    return model
 
 
-#: Products of 160 matrices overflow in training with the usual rate.
-RATES = {"linear": 2e-3}
+#: Lower than the usual rate, for the same reason.
+RATES = {"linear": 3e-3}
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"neural": neural, "log": log, "linear": linear}
 

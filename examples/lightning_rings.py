@@ -71,7 +71,9 @@ def train(epochs: int, folder: Path, samples: int = 1_000) -> float:
         enable_model_summary=False,
     )
     module = Classifier()
-    trainer.fit(module, DataLoader(rings(samples), batch_size=100, shuffle=True), DataLoader(rings(400), batch_size=400))
+    trainer.fit(
+        module, DataLoader(rings(samples), batch_size=100, shuffle=True), DataLoader(rings(400), batch_size=400)
+    )
     return float(trainer.callback_metrics["accuracy"])
 
 
