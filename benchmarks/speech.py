@@ -42,7 +42,7 @@ def log() -> nn.Module:
 
 def linear() -> nn.Module:
     model = LinearCDE(20, 32, 10, block=4)
-    # The state is a product of 160 matrices. From the default initialisation it starts at 1e21 and overflows in training.
+    # The state is a product of 160 matrices. With the default initialisation it starts at 1e21 and soon overflows.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("matrices"):

@@ -1,8 +1,8 @@
 """Train a neural ODE with Lightning, and log the cost of its solves to a CSV file.
 
 Points of two classes, one ring around the other, cannot be separated by a flow of the plane, whose trajectories cannot
-cross; with two more channels they can. The callback of `seminode.training` writes evaluations, steps and seconds of every
-batch. Needs Lightning: `pip install "seminode[lightning]"`.
+cross; with two more channels they can. The callback of `seminode.training` writes evaluations, steps and seconds of
+every batch. Needs Lightning: `pip install "seminode[lightning]"`.
 
     python examples/lightning_rings.py [--epochs 8] [--folder out/demo/lightning]
 """
