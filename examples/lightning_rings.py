@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch import LightningModule, Trainer, seed_everything  # pyright: ignore[reportMissingImports]
+from lightning.pytorch.loggers import CSVLogger  # pyright: ignore[reportMissingImports]
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
