@@ -11,6 +11,9 @@ Both models have the same modules, the same initial parameters, batches, optimis
 written as in the publication: the encoder visits all 100 times backwards, with one Euler step of torchdiffeq between
 two of them, and updates the series that are observed there; dopri5 solves the decoder, and autograd goes through its
 steps. In seminode, the encoder of a series visits only its own observations.
+
+The two trainings take turns, one epoch at a time, on one thread. Seconds are those of the processor, without the test
+error, so that other programs on the machine affect both alike and as little as possible.
 """
 
 from __future__ import annotations
@@ -135,24 +138,34 @@ class Result:
     first_epoch: float
 
 
-def train(library: str, model: Ours | Contender, data: Toy, test: Toy, epochs: int, seed: int) -> Result:
-    torch.manual_seed(seed)
-    optimiser = torch.optim.Adamax(model.parameters(), lr=LEARNING_RATE)
-    steps = epochs * math.ceil(len(data.series) / BATCH)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    began, step, first = time.perf_counter(), 0, 0.0
-    for epoch in range(epochs):
-        for rows in torch.randperm(len(data.series)).split(BATCH):
-            loss = model.loss(data.seen[rows], data.times, kl_annealing(step))
-            optimiser.zero_grad()
+class Training:
+    """One of the two trainings, with random numbers of its own, so that it may be interrupted by the other."""
+
+    def __init__(self, library: str, model: Ours | Contender, data: Toy, epochs: int, seed: int):
+        self.library, self.model, self.data = library, model, data
+        self.optimiser = torch.optim.Adamax(model.parameters(), lr=LEARNING_RATE)
+        steps = epochs * math.ceil(len(data.series) / BATCH)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, steps)
+        self.random = torch.Generator().manual_seed(seed).get_state()
+        self.step = 0
+        self.seconds: list[float] = []
+
+    def epoch(self) -> None:
+        torch.set_rng_state(self.random)
+        began = time.process_time()
+        for rows in torch.randperm(len(self.data.series)).split(BATCH):
+            loss = self.model.loss(self.data.seen[rows], self.data.times, kl_annealing(self.step))
+            self.optimiser.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-            optimiser.step()
-            schedule.step()
-            step += 1
-        first = time.perf_counter() - began if epoch == 0 else first
-        print(f"{library}: epoch {epoch + 1}, test error {error(model, test):.4f}", flush=True)
-    return Result(library, error(model, test), time.perf_counter() - began, first)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 10.0)
+            self.optimiser.step()
+            self.schedule.step()
+            self.step += 1
+        self.seconds.append(time.process_time() - began)
+        self.random = torch.get_rng_state()
+
+    def result(self, test: Toy) -> Result:
+        return Result(self.library, error(self.model, test), sum(self.seconds), self.seconds[0])
 
 
 @torch.no_grad()
@@ -162,13 +175,18 @@ def error(model: Ours | Contender, test: Toy) -> float:
 
 def study(epochs: int, series: int, observed: float, seed: int) -> list[Result]:
     data, test = toy(series, observed=observed, seed=seed).split()
-    results = []
+    trainings = []
     for library in ("seminode", "torchdiffeq"):
         torch.manual_seed(seed)
         model = build()
         wrapped = Ours(model) if library == "seminode" else Contender(model)
-        results.append(train(library, wrapped, data, test, epochs, seed))
-    return results
+        trainings.append(Training(library, wrapped, data, epochs, seed))
+    for epoch in range(epochs):
+        for each in trainings:
+            each.epoch()
+            spent = f"{each.seconds[-1]:.2f} s, test error {error(each.model, test):.4f}"
+            print(f"{each.library}: epoch {epoch + 1}, {spent}", flush=True)
+    return [each.result(test) for each in trainings]
 
 
 def report(results: Sequence[Result]) -> str:
