@@ -36,7 +36,7 @@ LAYERS = [
         "_compile.process",
         "_compile.torch_private",
     },
-    {"_compile.stance"},
+    {"_compile.library", "_compile.stance"},
     {
         "tableaux",
         "norms",
@@ -87,6 +87,7 @@ LAYERS = [
         "_stepping.progress",
         "_stepping.lanes",
         "_stepping.lane_outputs",
+        "_compile.capturing",
         "_compile.programs",
         "_integrals.auto_norm",
         "_integrals.separability",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import seminode as sn
 from seminode._compile import front_end, graph, inductor
 from seminode._compile.graph import FieldGraph, NotCompiled
+from seminode._compile.programs import steps
 
 EULER: dict[str, Any] = {"solver": "euler", "controller": sn.FixedStep(0.5), "compile": True}
 
@@ -192,12 +193,23 @@ def test_a_failure_of_a_program_that_another_is_made_of() -> None:
 def test_tensors_of_a_failing_solve_die(adjoint: Any, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state, its outputs, its parameters and what the frames of the error held; the field itself lives on."""
     back_end = Failing()
-    forward_done = fails == "all"
+    forward_done, of_vjp = fails == "all", False
+    tuned = steps.Tuned.__init__
 
     def sometimes(module: Any, examples: list[Any]) -> Any:
-        return back_end(module, examples) if forward_done else run_graph(module, examples)
+        return back_end(module, examples) if forward_done or of_vjp else run_graph(module, examples)
+
+    def noted(self: steps.Tuned, *args: Any) -> None:
+        """VJPs of steps, which are compiled beside the steps themselves."""
+        nonlocal of_vjp
+        of_vjp = True
+        try:
+            tuned(self, *args)
+        finally:
+            of_vjp = False
 
     monkeypatch.setattr(inductor, "back_end", sometimes)
+    monkeypatch.setattr(steps.Tuned, "__init__", noted)
     fields, alive = [Field()], []
 
     def run() -> None:

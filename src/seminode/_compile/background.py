@@ -25,7 +25,7 @@ from .._stepping.observers import Observer
 from .._stepping.problem import Problem
 from .._stepping.step import Step
 from ..errors import CompileWarning, warn
-from .engine import EAGERLY, reason_against, warn_not_compiled
+from .capturing import EAGERLY, reason_against, warn_not_compiled
 from .front_end import FRONT_ENDS
 from .process import BackgroundProcess
 from .torch_private import transforms_active

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from .._error_norm import ErrorNorm
 from .._field.determinism import Determinism
-from .._field.field import as_time
-from .._field.pytree import real_dtype
 from .._stepping.budget import Budget, storages
 from .._stepping.engine import Begun, EagerEvaluator, EagerStepper, Engine, EvaluationLog, Evaluator, Stepper
 from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
 from .._stepping.step import Attempt, Step
-from ..errors import CompileWarning, warn
 from ..solvers.base import Solver, StepResult
-from ..solvers.explicit import ExplicitRungeKutta
 from ..solvers.reversible import CoupledSolver, PairMemory
-from .front_end import capture
-from .graph import Capture, NotCompiled, described
+from .capturing import warn_not_compiled
+from .graph import Capture, NotCompiled
 from .programs import (
     SavingEvaluation,
     Wanted,
@@ -37,9 +35,6 @@ from .programs import (
 
 P = TypeVar("P")
 
-#: How every warning begins that something could not be compiled.
-EAGERLY = "compile: the solve runs eagerly, since "
-
 
 class Programs:
     """The programs of one solve, each looked up once; none at all as soon as one of them cannot be made."""
@@ -49,6 +44,19 @@ class Programs:
         self._ready: dict[Callable[..., Any], Any] = {}
         self.rest = captured.rest
         self.large = large(captured)
+
+    def build(self, *programs: tuple[Any, ...]) -> None:
+        """Have the programs that the first solve of a field will need built side by side.
+
+        One that cannot be made is reported when it is asked for.
+        """
+        capture = self._capture
+        if capture is None or self.large:
+            return
+        with capture.graph.ahead():
+            for program, *args in programs:
+                with contextlib.suppress(NotCompiled):
+                    program(capture, *args)
 
     def find(self, program: Callable[..., P], *args: Any) -> P | None:
         """A program, or `None` if the solve has to go on eagerly."""
@@ -316,8 +324,25 @@ def _eager(problem: Problem, determinism: Determinism, log: EvaluationLog) -> tu
     return evaluate, EagerStepper(problem.solver, evaluate, problem.error is not None)
 
 
-def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationLog, captured: Capture) -> Engine:
-    """An engine that takes compiled steps, or eager ones as soon as a program cannot be made."""
+def _begins_with(problem: Problem, wanted: Wanted | None) -> list[tuple[Any, ...]]:
+    """The program with which a solve begins, if it selects the length of its first step."""
+    selects = problem.error is not None and problem.lanes is None and not problem.ranks.several
+    if not selects or problem.controller.first()[0] is not None:
+        return []
+    return [(start_program, problem.solver, problem.error, wanted, problem.y0.detach())]
+
+
+def compiled_engine(
+    problem: Problem,
+    determinism: Determinism,
+    log: EvaluationLog,
+    captured: Capture,
+    later: Sequence[tuple[Any, ...]] = (),
+) -> Engine:
+    """An engine that takes compiled steps, or eager ones as soon as a program cannot be made.
+
+    `later` are programs that will be needed after the solve, with their arguments.
+    """
     solver, programs = problem.solver, Programs(captured)
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = CompiledEvaluator(programs, eager_evaluate, log)
@@ -325,6 +350,10 @@ def compiled_engine(problem: Problem, determinism: Determinism, log: EvaluationL
         coupled = CoupledStepper(problem, solver, programs, evaluate, log)
         return Engine(solver, problem.field.layout, log.counter, evaluate, coupled)
     allowed = tolerances(problem.error, problem.y0)
+    if captured.graph.unused:
+        # Two tensors: a tracer tells its inputs apart by their identity.
+        y0, k1 = problem.y0.detach(), torch.empty_like(problem.y0, requires_grad=False)
+        programs.build(*_begins_with(problem, None), (step_program, solver, problem.error, y0, k1), *later)
     step = CompiledStepper(solver, problem.error, allowed, programs, evaluate, eager_step, log)
     start = None if captured.lanes is not None else CompiledStarter(problem, allowed, programs, log)
     return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start)
@@ -345,40 +374,10 @@ def saving_engine(
     eager_evaluate, eager_step = _eager(problem, determinism, log)
     evaluate = SavingEvaluator(programs, eager_evaluate, log)
     allowed = tolerances(problem.error, problem.y0)
+    if captured.graph.unused:
+        saving = saving_programs, solver, problem.error, wanted, slopes, problem.y0.detach()
+        shared.build(*_begins_with(problem, wanted), saving)
     plain = CompiledStepper(solver, problem.error, allowed, shared, evaluate, eager_step, log)
     step = SavingStepper(solver, allowed, programs, evaluate, plain, log, budget)
     start = CompiledStarter(problem, allowed, shared, log, evaluate, wanted)
     return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start)
-
-
-def reason_against(problem: Problem) -> str | None:
-    """Why a problem cannot be compiled, as far as that is known without the compiler."""
-    field, y = problem.field, problem.y0
-    if not isinstance(problem.solver, ExplicitRungeKutta | CoupledSolver):
-        return f"solver {problem.solver.name!r} is not an explicit Runge–Kutta method or a reversible variant of one"
-    if field.autocast is not None or field.dtype != y.dtype:
-        return "the field runs in lower precision than the solver"
-    return "the compiler does not support complex numbers" if y.is_complex() else None
-
-
-def captured(problem: Problem, t: float | Tensor, determinism: Determinism) -> Capture | None:
-    """The field of a problem as a graph; `None`, with a warning, if it cannot be compiled."""
-    field, y = problem.field, problem.y0.detach()
-    reason = reason_against(problem)
-    if reason is None:
-        time = as_time(t, real_dtype(y), y.device)
-        try:
-            return capture(field.func, field.layout, time, y, field.args, determinism.trial)
-        except NotCompiled as error:
-            reason = str(error)
-        except Exception as error:
-            reason = described(error)
-            with determinism.trial():
-                # An error of the field itself is raised here. With a graph, since the field may cache weights.
-                field(time, y)
-    warn_not_compiled(reason)
-    return None
-
-
-def warn_not_compiled(reason: object) -> None:
-    warn(f"{EAGERLY}{reason}", CompileWarning)

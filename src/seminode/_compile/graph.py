@@ -6,6 +6,7 @@ straight to programs that the back end (Inductor) has compiled from the graph: a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .._field.pytree import Layout
 from .batch_axis import AXES, SIZE, BatchAxis, Signature
+from .library import Building, unfinished
 from .torch_private import make_fx, transforms_unwound
 
 Trial = Callable[[], AbstractContextManager[Any]]
@@ -59,6 +61,8 @@ class FieldGraph:
         self.module = module
         self._lowered: Callable[..., tuple[Tensor]] | None = None
         self._programs: OrderedDict[Hashable, Any] = OrderedDict()
+        self._building: dict[Hashable, list[Building]] = {}  # what some of them still wait for
+        self._ahead = False  # whether nobody waits for programs now
         self.reason = _own_rules(module)  # why it cannot be used
         self.signature = signature
         self._axis: BatchAxis | None = None  # of its own, while that was worked out
@@ -126,24 +130,43 @@ class FieldGraph:
         """A program of this graph, made when it is first asked for."""
         with compiling():
             if key not in self._programs:
-                self._programs[key] = self._made(make)
+                self._programs[key], self._building[key] = self._made(make)
                 while len(self._programs) > PROGRAMS:
-                    self._programs.popitem(last=False)
+                    self._building.pop(self._programs.popitem(last=False)[0], None)
             self._programs.move_to_end(key)
+            if key in self._building and not self._ahead:
+                self._wait_for(key)
             program = self._programs[key]
         if isinstance(program, Unavailable):
             raise NotCompiled(program.reason)
         return program
 
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Programs that are asked for in here will be needed soon: they are built side by side, without waiting."""
+        with compiling():
+            before, self._ahead = self._ahead, True
+            try:
+                yield
+            finally:
+                self._ahead = before
+
+    def _wait_for(self, key: Hashable) -> None:
+        try:
+            for program in self._building.pop(key):
+                program.wait()
+        except Exception as error:
+            self._programs[key] = Unavailable(described(error))
+
     @staticmethod
-    def _made(make: Callable[[], Any]) -> Any:
+    def _made(make: Callable[[], Any]) -> tuple[Any, list[Building]]:
         with transforms_unwound():
             try:
-                return make()
+                return unfinished.made_by(make)
             except NotCompiled as reason:  # of a program that this one is made of
-                return Unavailable(str(reason))
+                return Unavailable(str(reason)), []
             except Exception as error:
-                return Unavailable(described(error))
+                return Unavailable(described(error)), []
 
 
 def _own_rules(module: Any) -> str | None:

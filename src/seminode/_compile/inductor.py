@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from .batch_axis import BatchAxis, Source
+from .library import Building, Library, Program, unfinished
 from .rewrites import slow, table
-from .torch_private import all_without_values, inductor, make_fx, partition
-
-Program = Callable[[list[Any]], Sequence[Tensor]]
+from .torch_private import all_without_values, inductor, libraries_by, make_fx, output_strides, partition
 
 
 def compile_graph(
@@ -48,11 +47,21 @@ def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
     # On a CPU it is faster to have all kernels called from C++; on a GPU the host is ahead of them anyway.
     if all(x.device.type == "cpu" for x in examples):
         # Channels last makes convolutions no faster there, and everything around them slower.
+        libraries: list[Library] = []
+
+        def library(build: Callable[[], Callable[..., Any]]) -> Library:
+            libraries.append(Library(build))
+            return libraries[-1]
+
+        def otherwise() -> Program:
+            return _bare(inductor(module, examples, {"layout_optimization": False}))
+
         try:
-            made = inductor(copy.deepcopy(module), examples, {"cpp_wrapper": True, "layout_optimization": False})
+            with libraries_by(library):
+                made = inductor(copy.deepcopy(module), examples, {"cpp_wrapper": True, "layout_optimization": False})
         except Exception:  # not everything can be
-            made = inductor(module, examples, {"layout_optimization": False})
-        return _bare(made)
+            return otherwise()
+        return unfinished.add(Building(_bare(made), libraries, otherwise, output_strides(made)))
     return inductor(module, examples, {})
 
 
@@ -92,6 +101,7 @@ class Halves(NamedTuple):
     forward: torch.fx.GraphModule
     backward: Callable[..., Sequence[Tensor]]
     shapes: list[Any]  # of what is kept
+    dtypes: list[torch.dtype]  # the same
 
     @property
     def kept(self) -> int:
@@ -124,12 +134,13 @@ def split(
     kept = [node.meta["val"] for node in end.args[0][outputs:]]
     sizes = [x for x in kept if not isinstance(x, Tensor)]
     shapes = [x.shape for x in kept if isinstance(x, Tensor)]
+    dtypes = [x.dtype for x in kept if isinstance(x, Tensor)]
     if not sizes or axis is None:
-        return Halves(forward, backward, shapes)
+        return Halves(forward, backward, shapes, dtypes)
     # Sizes are kept last, and the VJP takes them first. They are found again from the cotangents instead.
     end.args = (end.args[0][: outputs + len(shapes)],)
     forward.recompile()
-    return Halves(forward, _without_sizes(backward, sizes, cotangents, axis), shapes)
+    return Halves(forward, _without_sizes(backward, sizes, cotangents, axis), shapes, dtypes)
 
 
 def _without_sizes(

@@ -7,6 +7,7 @@ folder says what each is for and what happens without it.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib
 import os
@@ -212,6 +213,42 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
         options = options | {"cpp.vec_isa_ok": True}
     with tracing(context(mode)), config.patch(options), alone:
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
+
+
+@contextlib.contextmanager
+def libraries_by(library: Callable[[Callable[[], Callable[..., Any]]], Callable[..., Any]]) -> Iterator[None]:
+    """Inductor's C++ wrappers in here are what `library` makes of the function that builds and loads one.
+
+    That function may be called later, in another thread: options of Inductor are variables of a context, which is
+    copied. Where they are not, or a name is missing, libraries are built at once.
+    """
+    cache = _or_none("torch._inductor.codecache", "CppWrapperCodeCache")
+    config = importlib.import_module("torch._inductor.config")
+    option = getattr(config, "_config", {}).get("cpp_wrapper")
+    local = isinstance(getattr(option, "user_override", None), contextvars.ContextVar)
+    if not local or not hasattr(cache, "load_pybinding") or "load_pybinding" in vars(cache):
+        yield
+        return
+    build = cache.load_pybinding
+
+    def load_later(*args: Any, **options: Any) -> Callable[..., Any]:
+        context = contextvars.copy_context()
+        return library(lambda: context.run(build, *args, **options))
+
+    cache.load_pybinding = load_later
+    try:
+        yield
+    finally:
+        del cache.load_pybinding
+
+
+def output_strides(made: Any) -> list[tuple[int, ...] | None] | None:
+    """The strides of the outputs of a compiled graph; `None` for those that are not numbers known beforehand."""
+    found = getattr(made, "output_strides", None)
+    if found is None:
+        return None
+    numbers = [None if each is None or not all(str(x).isdigit() for x in each) else each for each in found]
+    return [None if each is None else tuple(int(x) for x in each) for each in numbers]
 
 
 def mode_of(examples: Sequence[Any]) -> Any:

@@ -51,6 +51,11 @@ class Problem:
     lanes: Tensor | None = None
 
     @property
+    def outputs_inside(self) -> bool:
+        """Whether outputs may lie inside of steps."""
+        return self.save == "ts" and (len(self.times) > 2 or bool(self.events))
+
+    @property
     def trivial(self) -> bool:
         """Whether there is nothing to solve: the interval is a single time."""
         return self.times[0] == self.times[-1]

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .._compile.engine import captured, compiled_engine
+from .._compile.capturing import captured
+from .._compile.engine import compiled_engine
 from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
 from .._field.determinism import Determinism
@@ -187,11 +188,13 @@ class ForwardPass:
             return None
         return captured(problem, self.start_plan.stage_time(0.0), self.determinism)
 
-    def engine(self, field: Field | None = None, shifts: Shifts | None = None) -> Engine:
-        """What takes the steps: compiled where that was asked for and is possible."""
+    def engine(
+        self, field: Field | None = None, shifts: Shifts | None = None, later: Sequence[tuple[Any, ...]] = ()
+    ) -> Engine:
+        """What takes the steps: compiled where that was asked for and is possible. `later`: see `compiled_engine`."""
         problem, norm = self.problem, self.problem.error if self.controlled else None
         if field is None and shifts is None and self.capture is not None:
-            return compiled_engine(problem, self.determinism, self.log, self.capture)
+            return compiled_engine(problem, self.determinism, self.log, self.capture, later)
         field, solver, like = problem.field if field is None else field, problem.solver, problem.y0
         return eager_engine(field, solver, like, self.determinism, self.log, norm=norm, shifts=shifts)
 

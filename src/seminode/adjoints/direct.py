@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .._compile.engine import saving_engine, warn_not_compiled
+from .._compile.capturing import warn_not_compiled
+from .._compile.engine import saving_engine
 from .._compile.graph import NotCompiled
 from .._compile.torch_private import is_wrapped, transforms_active
 from .._field.accounting import Accounting
@@ -30,7 +31,6 @@ from ._discrete.saved_activations import (
     CompiledSteps,
     RecordedSteps,
     SavedSweep,
-    outputs_inside,
     states_and_activations,
     worth_saving,
 )
@@ -134,7 +134,7 @@ class Direct(DiscreteAdjoint):
         return result
 
     def tape(self, problem: Problem) -> ActivationTape:
-        return ActivationTape(outputs_inside(problem))
+        return ActivationTape(problem.outputs_inside)
 
     def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
         problem, capture, tape, budget = forward.problem, forward.capture, forward.tape, forward.budget
@@ -144,7 +144,7 @@ class Direct(DiscreteAdjoint):
         if problem.ts.requires_grad or check_memory(self.memory) == 0:
             return forward.engine(field)
         if capture is not None and worth_saving(problem):
-            wanted, inside = inputs.wanted(capture, inputs.differentiable())[1], outputs_inside(problem)
+            wanted, inside = inputs.wanted(capture, inputs.differentiable())[1], problem.outputs_inside
             return saving_engine(problem, forward.determinism, forward.log, capture, wanted, inside, budget)
         # A field that is watched for parameters yet to be seen in use is not a function of known leaves.
         if capture is not None or field is not None:
@@ -159,7 +159,7 @@ class Direct(DiscreteAdjoint):
             accounting = Accounting(tape.targets, [x for x in inputs.params if not x.is_leaf])
         record = EagerEvaluator(bound, problem.y0, forward.determinism, forward.log)
         keeper = Keeper(budget, inputs.tensors)
-        return recording_engine(problem, record, forward.engine(), accounting, keeper, outputs_inside(problem))
+        return recording_engine(problem, record, forward.engine(), accounting, keeper, problem.outputs_inside)
 
     def states(self, request: BackwardRequest) -> SparseStates:
         return states_and_activations(request)[0]

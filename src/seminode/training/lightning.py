@@ -16,7 +16,8 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 def lightning_callback(*sinks: Any, model: nn.Module | None = None, prefix: str = "solve/") -> Any:
     """A Lightning callback that logs evaluations, steps and seconds of every training batch.
 
-    The values go to the logger of the trainer, and to the given sinks. Needs Lightning: `pip install seminode[lightning]`.
+    The values go to the logger of the trainer, and to the given sinks. Needs Lightning:
+    `pip install seminode[lightning]`.
 
         trainer = Trainer(callbacks=[lightning_callback("costs.csv")])
 
@@ -55,4 +56,6 @@ def _callback_class() -> Any:
             return importlib.import_module(name).Callback
         except ImportError:
             continue
-    raise ImportError("lightning_callback: needs Lightning: pip install seminode[lightning]; or call CostLog in your own loop")
+    raise ImportError(
+        "lightning_callback: needs Lightning: pip install seminode[lightning]; or call CostLog in your own loop"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,7 @@ from .steps import (
     clock_shape,
     dense,
     end_of,
+    no_sums,
     ratio_of,
     replaced,
     tolerances,
@@ -56,6 +58,12 @@ class TunedLater:
                 return program(inputs)
         shapes = tuple(x.shape for x in inputs)
         return graph.program(("vjp", self, shapes), lambda: Tuned(self._function, inputs))(inputs)
+
+    def ahead(self, examples: list[Tensor]) -> None:
+        """Have it built for inputs like these, which are going to come. Without symbolic sizes only."""
+        graph = self._graph
+        with graph.ahead(), contextlib.suppress(NotCompiled):
+            graph.program(("vjp", self), lambda: Tuned(self._function, examples))
 
     def _of_any_size(self, axis: BatchAxis, inputs: Sequence[Tensor]) -> tuple[Tuned, Source]:
         examples = [axis.like(x, shape) for x, shape in zip(inputs, self._shapes, strict=True)]
@@ -153,6 +161,25 @@ class SavingPrograms:
         states = [y.shape] * (1 + (solver.stages if slopes else 1))
         sums = [x.shape for x in chosen_of(capture.rest, wanted)]
         self._tuned = TunedLater(capture, self._vjp, [*self._after.shapes, *at.halves.shapes, *states, *sums])
+        if capture.axis is None:
+            self._build_vjp(y, no_sums(capture.rest, wanted))
+
+    def _build_vjp(self, y: Tensor, sums: Sequence[Tensor]) -> None:
+        """Have the VJP built beside the step, if the layouts in which the step keeps things are known."""
+        strides = getattr(self._step, "strides", None)
+        if strides is None or not self._solver.error_needs_end_slope:
+            return
+        shapes = [*self._after.shapes, *self.at.halves.shapes]
+        dtypes = [*self._after.dtypes, *self.at.halves.dtypes]
+        layouts = strides[len(strides) - len(shapes) :]
+        if any(layout is None for layout in layouts):
+            return
+        kept = [
+            torch.empty_strided(shape, layout, dtype=dtype, device=y.device)
+            for shape, layout, dtype in zip(shapes, layouts, dtypes, strict=True)
+        ]
+        cotangents = [torch.empty_like(y) for _ in range(1 + (self._solver.stages if self._slopes else 1))]
+        self._tuned.ahead([*kept, *cotangents, *sums])
 
     def _split(self, capture: Capture, wanted: Wanted, y: Tensor) -> None:
         solver, nodes = self._solver, self.nodes

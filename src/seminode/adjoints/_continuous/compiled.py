@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._compile.engine import compiled_step, warn_not_compiled
+from ..._compile.capturing import warn_not_compiled
+from ..._compile.engine import compiled_step
 from ..._compile.graph import Capture, NotCompiled
 from ..._compile.programs import Tuned, chosen_of, key_of, large, nodes_of, replaced, tolerances, whole_step
 from ..._error_norm import ErrorNorm

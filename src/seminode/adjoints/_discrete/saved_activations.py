@@ -75,11 +75,6 @@ class ActivationTape(StateTape):
         return [*super().hand_over(), *activations]
 
 
-def outputs_inside(problem: Problem) -> bool:
-    """Whether outputs may lie inside of steps."""
-    return problem.save == "ts" and (len(problem.times) > 2 or bool(problem.events))
-
-
 def worth_saving(problem: Problem) -> bool:
     """Not where the polynomial of a step reads a slope that the step itself does not compute, nor with own steps."""
     if problem.lanes is not None:
@@ -90,7 +85,7 @@ def worth_saving(problem: Problem) -> bool:
         return False  # all steps are taken again, with times that are differentiated
     solver = problem.solver
     alone = len(solver.interpolant) <= solver.stages
-    return solver.error_needs_end_slope or alone or not outputs_inside(problem)
+    return solver.error_needs_end_slope or alone or not problem.outputs_inside
 
 
 def states_and_activations(request: BackwardRequest) -> tuple[SparseStates, list[Tensor]]:
@@ -128,7 +123,7 @@ class CompiledSteps(KeptSteps):
         programs, kept = self._programs_of(sweep), self._kept(j)
         del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
         # Of k1, y1 and, if the program takes them, k2, k3, …
-        cotangents = [slopes[0], end, *(slopes[1:] if outputs_inside(sweep.problem) else ())]
+        cotangents = [slopes[0], end, *(slopes[1:] if sweep.problem.outputs_inside else ())]
         given = [sweep.zero if x is None else x for x in cotangents]
         both = programs.kept + programs.at.kept
         grad_y, finite, *sweep.compiled = programs.vjp(sweep.plans[j], kept[:both], given, sweep.compiled)
@@ -148,7 +143,7 @@ class CompiledSteps(KeptSteps):
         if self._programs is None:
             problem = sweep.problem
             assert sweep.capture is not None
-            options = problem.solver, problem.error, sweep.choose()[1], outputs_inside(problem)
+            options = problem.solver, problem.error, sweep.choose()[1], problem.outputs_inside
             self._programs = saving_programs(sweep.capture, *options, sweep.y0.detach())
         return self._programs
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._compile.engine import compiled_engine, warn_not_compiled
+from ..._compile.capturing import warn_not_compiled
+from ..._compile.engine import compiled_engine
 from ..._compile.graph import NotCompiled
 from ..._compile.programs import no_sums, vjp_program
 from ..._field.accounting import Accounting
@@ -27,8 +28,17 @@ from ..._stepping.step import Step
 from ...grids import Grid
 from ...solution import Record
 from ...solvers.explicit import ExplicitRungeKutta
-from .._autograd import BackwardRequest, FunctionAdjoint, Gradients, agreed_sizes, check_cotangents, check_samples
+from .._autograd import (
+    BackwardRequest,
+    FunctionAdjoint,
+    Gradients,
+    Inputs,
+    agreed_sizes,
+    check_cotangents,
+    check_samples,
+)
 from .._sums import Sums
+from ..base import ForwardPass
 from .finite import FiniteGradients
 from .frozen import frozen_solve, repeatability
 from .lane_vjp import LaneStepShifts, LaneTimeGradient
@@ -63,11 +73,25 @@ class DiscreteAdjoint(FunctionAdjoint):
     @abstractmethod
     def states(self, request: BackwardRequest) -> States: ...
 
+    def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
+        capture, problem = forward.capture, forward.problem
+        if capture is None or field is not None or not capture.graph.unused or not _compiles_vjps(problem):
+            return forward.engine(field)
+        wanted = inputs.wanted(capture, inputs.differentiable())[1]
+        vjp = vjp_program, problem.solver, wanted, problem.y0.detach(), problem.outputs_inside
+        return forward.engine(later=[vjp])
+
     def backward(self, request: BackwardRequest) -> Gradients:
         return Sweep(request, self.states(request)).run()
 
     def frozen(self, request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
         return frozen_solve(request)
+
+
+def _compiles_vjps(problem: Problem) -> bool:
+    """Whether the VJPs of steps are programs, and their kind is known before the solve."""
+    known = problem.lanes is None and isinstance(problem.solver, ExplicitRungeKutta)
+    return known and not problem.ts.requires_grad
 
 
 class Sweep:

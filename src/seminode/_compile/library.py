@@ -1,0 +1,99 @@
+"""Compiled libraries that are built beside each other: while the C++ compiler works, the next program is traced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+Program = Callable[[list[Any]], Sequence[Tensor]]
+
+
+class Library:
+    """A function of a library that is built in a thread of its own, and can be called when that has ended."""
+
+    def __init__(self, build: Callable[[], Callable[..., Any]]):
+        self._build = build
+        self._function: Callable[..., Any] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._function = self._build()
+        except BaseException as error:  # raised where somebody waits for it
+            self._error = error
+
+    def wait(self) -> None:
+        """Until it can be called. Raises what went wrong."""
+        self._thread.join()
+        if self._function is None and self._error is None:
+            self._run()  # in a copy of the process, which has no such thread
+        if self._error is not None:
+            raise self._error
+
+    def __call__(self, *args: Any) -> Any:
+        if self._function is None:
+            self.wait()
+        assert self._function is not None
+        return self._function(*args)
+
+
+class Building:
+    """A program whose libraries may still be built. `otherwise` makes another one if that fails.
+
+    `strides` are those of its outputs, if they are known.
+    """
+
+    def __init__(
+        self,
+        run: Program,
+        libraries: Sequence[Library],
+        otherwise: Callable[[], Program],
+        strides: Sequence[Any] | None,
+    ):
+        self._program, self._libraries = run, libraries
+        self._otherwise: Callable[[], Program] | None = otherwise
+        self.strides = strides
+
+    def wait(self) -> None:
+        """Until it can be called."""
+        otherwise, self._otherwise = self._otherwise, None
+        if otherwise is None:
+            return
+        try:
+            for library in self._libraries:
+                library.wait()
+        except Exception:
+            self._program = otherwise()
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Tensor]:
+        if self._otherwise is not None:
+            self.wait()
+        return self._program(inputs)
+
+
+class Unfinished:
+    """The programs that are being built. Whoever makes a program takes those that belong to it."""
+
+    def __init__(self) -> None:
+        self._programs: list[Building] = []
+
+    def add(self, program: Building) -> Building:
+        self._programs.append(program)
+        return program
+
+    def made_by(self, make: Callable[[], Any]) -> tuple[Any, list[Building]]:
+        """What a function returns, and what it has begun to build."""
+        before, self._programs = self._programs, []
+        try:
+            return make(), self._programs
+        finally:
+            self._programs = before
+
+
+#: Of the thread that compiles; there is one at a time.
+unfinished = Unfinished()

@@ -1,0 +1,130 @@
+"""Libraries that are built in threads, and programs that wait for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from compiled import forget_programs
+
+import seminode as sn
+from seminode._compile import inductor, torch_private
+from seminode._compile.graph import FieldGraph, NotCompiled, Unavailable
+from seminode._compile.library import Building, Library, unfinished
+
+
+def test_a_library_is_built_in_another_thread_and_called_when_it_is_there() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def build() -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return lambda x: x + 1
+
+    library = Library(build)
+    assert begun.wait(60)
+    go_on.set()
+    assert library(1) == 2
+
+
+def test_an_error_is_raised_where_one_waits() -> None:
+    library = Library(lambda: 1 / 0)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            library.wait()
+
+
+def test_a_copy_of_the_process_builds_it_itself() -> None:
+    library = Library(lambda: lambda: 5)
+    library.wait()
+    library._function = None  # as in a copy that was made before the thread had ended
+    assert library() == 5
+
+
+def test_another_program_takes_the_place_of_one_that_cannot_be_built() -> None:
+    other = [torch.ones(1)]
+    building = Building(lambda inputs: [], [Library(lambda: 1 / 0)], lambda: lambda inputs: other, None)  # type: ignore[arg-type]
+    assert building([]) is other
+    assert building([]) is other
+
+
+class TestAhead:
+    def test_programs_are_made_without_waiting(self) -> None:
+        go_on, graph = threading.Event(), FieldGraph(lambda *inputs: inputs)  # type: ignore[arg-type]
+
+        def library() -> Any:
+            assert go_on.wait(60)
+            return lambda: None
+
+        def make() -> Any:
+            return unfinished.add(Building(lambda inputs: inputs, [Library(library)], lambda: lambda inputs: [], None))
+
+        with graph.ahead():
+            first = graph.program("first", make)
+            second = graph.program("second", make)
+        assert not go_on.is_set()
+        assert first is not second
+        go_on.set()
+        assert graph.program("first", make) is first
+        assert first._otherwise is None  # it has been waited for
+        assert second._otherwise is not None
+
+    def test_what_fails_later_is_remembered(self) -> None:
+        graph = FieldGraph(lambda *inputs: inputs)  # type: ignore[arg-type]
+
+        def otherwise() -> Any:
+            raise ValueError("no compiler")
+
+        def make() -> Any:
+            return unfinished.add(Building(lambda inputs: inputs, [Library(lambda: 1 / 0)], otherwise, None))  # type: ignore[arg-type]
+
+        with graph.ahead():
+            graph.program("step", make)
+        with pytest.raises(NotCompiled, match="no compiler"):
+            graph.program("step", make)
+        assert graph._programs["step"] == Unavailable("ValueError: no compiler")
+
+
+@pytest.mark.parametrize("adjoint", [sn.Direct(), sn.Replay()], ids=repr)
+def test_all_programs_of_a_first_solve_are_begun_before_the_first_step(
+    adjoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real back end; a step that is taken while others are built gives the same answer as an eager one."""
+    forget_programs(monkeypatch)
+    compiled, original = [], inductor.back_end
+
+    def noted(module: Any, examples: list[Any]) -> Any:
+        compiled.append(original(module, examples))
+        return compiled[-1]
+
+    monkeypatch.setattr(inductor, "back_end", noted)
+    weight = torch.tensor([0.5, -0.3, 0.2], dtype=torch.float64, requires_grad=True)
+
+    def gradient(compile: bool) -> torch.Tensor:
+        y0 = torch.tensor([1.0, 0.2, -0.7], dtype=torch.float64)
+        ys = sn.solve(
+            lambda t, y: weight * torch.sin(y), y0, [0.0, 2.0], solver="bosh3", adjoint=adjoint, compile=compile
+        ).ys
+        if compile:
+            made.append(len(compiled))
+        return torch.autograd.grad(ys[-1].sum(), weight)[0]
+
+    made: list[int] = []
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=1e-9, atol=1e-12)
+    assert made == [3]
+    assert len(compiled) == 3  # the backward pass has found its program
+    assert all(isinstance(each, Building) for each in compiled)
+
+
+def test_without_local_options_libraries_are_built_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import codecache, config
+
+    before = codecache.CppWrapperCodeCache.load_pybinding
+    with torch_private.libraries_by(lambda build: build()):
+        assert codecache.CppWrapperCodeCache.load_pybinding != before
+    assert codecache.CppWrapperCodeCache.load_pybinding == before
+    monkeypatch.setattr(config._config["cpp_wrapper"], "user_override", None)  # type: ignore[attr-defined]
+    with torch_private.libraries_by(lambda build: build()):
+        assert codecache.CppWrapperCodeCache.load_pybinding == before
