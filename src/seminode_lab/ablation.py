@@ -36,7 +36,7 @@ from .weights import trained
 BATCH = {"ncde": 128, "cnf": 16, "hnn": 64}
 REPEATS = 3
 #: The parts of the mode `best`, in words.
-REPLAY, DIRECT, SAFETY, NORM, COMPILE = "Replay", "Direct", "no step safety", 'norm="auto"', "compile"
+REPLAY, DIRECT, SAFETY, NORM, COMPILE = "Replay", "Direct", "safety 1.0", 'norm="auto"', "compile"
 MIXED, SEMINORM, TOGETHER = "mixed norm", "seminorm", "all together"
 
 

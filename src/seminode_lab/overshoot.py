@@ -1,7 +1,7 @@
 """The overshoot of the published procedure: the last step of a backward solve runs past its end.
 
-The published procedure does not cut the last step off. It steps as far as the controller proposes, and interpolates back
-to the end. Near the end of a flow's backward solve the steps are long, so that the last one can run far past it, where
+The published procedure does not cut the last step off. It steps as far as the controller proposes, and
+interpolates back to the end. Near the end of a flow's backward solve the steps are long, so that the last one can run far past it, where
 no trajectory of the data has ever been, and the interpolation between its two ends determines the gradient. Here the
 same procedure is measured with and without a step that ends where the solve does. Nothing else differs.
 """
@@ -54,9 +54,7 @@ class Ending:
 
 def ending(batch: OneBatch, norm: Any, tolerance: float, lands: bool, reference: torch.Tensor) -> Ending:
     """Differentiate the loss by the published procedure, whose last step lands on the end or runs past it."""
-    contender = Contender(
-        sn.Backsolve(norm=norm, restart="fresh"), Dopri5(), False, rtol=tolerance, atol=tolerance
-    )
+    contender = Contender(sn.Backsolve(norm=norm, restart="fresh"), Dopri5(), False, rtol=tolerance, atol=tolerance)
     controller = sn.Integral(step_to=(0.0,)) if lands else sn.Integral()
     answer = batch.solve(contender, MAX_STEPS, controller=controller, record=True)
     with drifts():
@@ -69,7 +67,7 @@ def ending(batch: OneBatch, norm: Any, tolerance: float, lands: bool, reference:
     return Ending(norm, tolerance, lands, stats.nfe, float(error), last)
 
 
-def endings(batch: OneBatch) -> tuple[list[Ending], float]:
+def endings(batch: OneBatch) -> tuple[list[Ending], float | None]:
     """All endings, and the accuracy of the reference."""
     snapshot = Snapshot(list(batch.task.model.modules()), [], batch.leaf.device)
     plan = PrecisionPlan(tuple((x, x) for x in TOLERANCES), ("Replay",), BATCH)
@@ -86,9 +84,7 @@ def endings(batch: OneBatch) -> tuple[list[Ending], float]:
     return found, reference.good_to
 
 
-def measure(
-    settings: Settings, out: Path, root: Root = None, progress: Callable[[str], None] | None = None
-) -> Path:
+def measure(settings: Settings, out: Path, root: Root = None, progress: Callable[[str], None] | None = None) -> Path:
     """Measure a flow and write `out/overshoot.json`, unless that file exists with the same settings and weights."""
     path, weights = out / FILE, trained(settings, out)
     asked = {"settings": settings.as_json(), "tolerances": list(TOLERANCES), "batch": BATCH}

@@ -123,8 +123,8 @@ def _caption(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str,
     timed = f"those of the fastest of {plan['repeats']} passes" if plan["repeats"] > 1 else "those of one pass"
     text = (
         f"{len(shown)} adjoints on one batch of {plan['batch']} ({data_label(found['settings']['data'])}), the "
-        f"model {state_of(found)}, rtol {levels}. Errors are relative to a reference in float64 ({reference['note']}), which is "
-        f"accurate to {reference['good_to']:.0e}. Seconds are {timed}. Points further left are cheaper, points further "
+        f"model {state_of(found)}, rtol {levels}. Errors are relative to a reference in float64 ({reference['note']}), "
+        f"which is accurate to {reference['good_to']:.0e}. Seconds are {timed}. Points further left are cheaper, points further "
         "down more accurate. "
     )
     loosest = max(plan["tolerances"])[0]
