@@ -214,7 +214,7 @@ def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 # The laboratory's commands.
 
-LAB = ["data", "estimate", "run", "sweep", "reproduce", "report", "table", "figure", "bench"]
+LAB = ["data", "estimate", "run", "sweep", "reproduce", "report", "measure", "table", "figure", "bench"]
 
 
 def test_the_commands_of_the_laboratory_are_found() -> None:

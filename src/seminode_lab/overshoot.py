@@ -1,9 +1,9 @@
 """The overshoot of the published procedure: the last step of a backward solve runs past its end.
 
-The published procedure does not cut the last step off. It steps as far as the controller proposes, and
-interpolates back to the end. Near the end of a flow's backward solve the steps are long, so that the last one can run far past it, where
-no trajectory of the data has ever been, and the interpolation between its two ends determines the gradient. Here the
-same procedure is measured with and without a step that ends where the solve does. Nothing else differs.
+The published procedure does not cut the last step off. It steps as far as the controller proposes, and interpolates
+back to the end. Near the end of a flow's backward solve the steps are long, so that the last one can run far past it,
+where no trajectory of the data has ever been, and the interpolation between its two ends determines the gradient. Here
+the same procedure is measured with and without a place at the end where a step must end. Nothing else differs.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def _caption(found: Mapping[str, Any], shown: Mapping[str, Sequence[Mapping[str,
     text = (
         f"{len(shown)} adjoints on one batch of {plan['batch']} ({data_label(found['settings']['data'])}), the "
         f"model {state_of(found)}, rtol {levels}. Errors are relative to a reference in float64 ({reference['note']}), "
-        f"which is accurate to {reference['good_to']:.0e}. Seconds are {timed}. Points further left are cheaper, points further "
-        "down more accurate. "
+        f"which is accurate to {reference['good_to']:.0e}. Seconds are {timed}. Points further left "
+        "are cheaper, points further down more accurate. "
     )
     loosest = max(plan["tolerances"])[0]
     counts = [
