@@ -264,7 +264,7 @@ from seminode import cli
 help = cli.parser().format_help()
 assert all(f"    {name}" in help for name in LAB), help
 assert cli.main(["profile", "problems_here:problem", "--adjoint", "Replay", "--solver", "dopri5"]) == 0
-of_folders = [[name, "."] for name in ("report", "table", "figure")]
+of_folders = [[name, "."] for name in ("report", "measure", "table", "figure")]
 for arguments in (["estimate"], ["run", "ncde"], ["sweep"], ["reproduce"], *of_folders):
     assert cli.main(arguments) == 2, arguments
 for name in others:
