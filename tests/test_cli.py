@@ -214,7 +214,7 @@ def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 # The laboratory's commands.
 
-LAB = ["data", "estimate", "run", "sweep", "reproduce", "report", "table", "figure", "bench"]
+LAB = ["data", "estimate", "run", "sweep", "reproduce", "report", "measure", "table", "figure", "bench"]
 
 
 def test_the_commands_of_the_laboratory_are_found() -> None:
@@ -264,7 +264,7 @@ from seminode import cli
 help = cli.parser().format_help()
 assert all(f"    {name}" in help for name in LAB), help
 assert cli.main(["profile", "problems_here:problem", "--adjoint", "Replay", "--solver", "dopri5"]) == 0
-of_folders = [[name, "."] for name in ("report", "table", "figure")]
+of_folders = [[name, "."] for name in ("report", "measure", "table", "figure")]
 for arguments in (["estimate"], ["run", "ncde"], ["sweep"], ["reproduce"], *of_folders):
     assert cli.main(arguments) == 2, arguments
 for name in others:

@@ -1,7 +1,8 @@
 """Work and precision of all adjoints on one batch of an experiment: the cost of a gradient and its error.
 
-The whole model is measured, as in training: including its initial maps and readouts, and all blocks of a flow. Errors
-are relative to a gradient in float64 with tight tolerances, from the same samples, parameters and noise.
+The whole model is measured, as in training: including its initial maps and readouts, and all blocks of a flow. If there
+is a run whose checkpoint holds trained weights, the model has these. Errors are relative to a gradient in float64 with
+tight tolerances, from the same samples, parameters and noise.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from seminode.diagnostics.reference import default_double
 from seminode.diagnostics.results import Reference
 from seminode.diagnostics.subject import flat_gradient, relative_error
 from seminode.solution import BackwardReport, Stats
-from seminode.solvers import Bosh3, Dopri5, Dopri8
+from seminode.solvers import Bosh3, Dopri5, Dopri8, Solver
 
 from .modes import oversized_seminorm, solve_options
 from .provenance import circumstances
@@ -36,20 +37,32 @@ from .running import Root, task_of
 from .settings import EXPERIMENTS, Settings, rows
 from .store import read_json, write_json
 from .tasks import ModelTask
+from .weights import TrainedWeights, trained
 
 ADJOINTS: dict[str, Adjoint] = {
-    "Backsolve, default norm, fresh": sn.Backsolve(norm="mixed", restart="fresh"),
+    "Backsolve, mixed norm, fresh": sn.Backsolve(norm="mixed", restart="fresh"),
+    "Backsolve, mixed per tensor, fresh": sn.Backsolve(norm="mixed_per_tensor", restart="fresh"),
     "Backsolve, seminorm, fresh": sn.Backsolve(restart="fresh"),
     "Backsolve, published slice, fresh": sn.Backsolve(norm=oversized_seminorm, restart="fresh"),
+    "Backsolve, mixed norm, carry": sn.Backsolve(norm="mixed"),
     "Backsolve, seminorm, carry": sn.Backsolve(),
     "Quadrature": sn.Quadrature(),
+    "Reversible": sn.Reversible(),
     "Interpolating": sn.Interpolating(),
     "Replay": sn.Replay(),
     "Checkpointed(10)": sn.Checkpointed(10),
     "Direct": sn.Direct(),
 }
+#: The solvers of adjoints that need one of their own.
+SOLVERS: dict[str, Solver] = {"Reversible": sn.ReversibleRK("dopri5")}
 #: Left out of short measurements.
-LENGTHY = ("Interpolating", "Checkpointed(10)")
+LENGTHY = (
+    "Backsolve, mixed per tensor, fresh",
+    "Backsolve, mixed norm, carry",
+    "Reversible",
+    "Interpolating",
+    "Checkpointed(10)",
+)
 #: The rtol of the reference is `TIGHTER` times the tightest that is measured. A second gradient, whose rtol is `LOOSER`
 #: times that of the reference, shows how accurate the reference is.
 TIGHTER, LOOSER = 1e-3, 100.0
@@ -104,8 +117,8 @@ class Size(NamedTuple):
 #: neural CDE is accurate to better than a thousandth, which is not enough to compare tight tolerances.
 QUICK = {"ncde": Size(27, (10.0, 1.0), 0), "cnf": Size(8, (1.0, 0.1), 0), "hnn": Size(32, (1.0, 0.1), 0)}
 THOROUGH = {
-    "ncde": Size(32, (1.0, 0.1), 2),
-    "cnf": Size(8, (1.0, 0.1), 2, memory=True),
+    "ncde": Size(32, (10.0, 1.0, 0.1), 2),
+    "cnf": Size(8, (10.0, 1.0, 0.1), 2),
     "hnn": Size(64, (1.0, 0.1, 0.01), 3, memory=True),
 }
 
@@ -241,7 +254,9 @@ def compared(batch: OneBatch, plan: PrecisionPlan) -> tuple[Reference, list[dict
     try:
         reference, gradient = reference_of(batch, plan, snapshot.restore)
         both = [(name, *level) for level in plan.tolerances for name in plan.adjoints]
-        contenders = [Contender(ADJOINTS[name], Dopri5(), False, rtol, atol) for name, rtol, atol in both]
+        contenders = [
+            Contender(ADJOINTS[name], SOLVERS.get(name, Dopri5()), False, rtol, atol) for name, rtol, atol in both
+        ]
         # The limits are so high that no contender is left out.
         course = Course(batch, snapshot, gradient, plan.repeats, TIME_LIMIT, MAX_STEPS, 0.0, False, plan.memory)
         found = course.run(contenders)
@@ -255,28 +270,47 @@ def _plain(reference: Reference) -> dict[str, Any]:
     return {"dtype": reference.dtype, "good_to": reference.good_to, "note": reference.note}
 
 
+def batch_of(
+    settings: Settings, batch: int, fitted: int = 0, root: Root = None, weights: TrainedWeights | None = None
+) -> OneBatch:
+    """One batch of an experiment, with trained weights if there are some."""
+    fitted = fitted if weights is None else 0
+    task = task_of(settings.changed(sizes=(batch, 1, 1), batch=batch, fitted=fitted), root)
+    if weights is not None:
+        task.model.load_state_dict(dict(weights.tensors))
+    return OneBatch(task, settings.experiment)
+
+
+def up_to_date(path: Path, asked: dict[str, Any], weights: TrainedWeights | None) -> bool:
+    """Whether a file has what is asked for, with these weights or, if there are none any more, with any."""
+    if not path.exists():
+        return False
+    there = read_json(path)
+    same = {name: there.get(name) for name in asked} == asked
+    return same and (weights is None or there.get("weights") == weights.about)
+
+
 def measure(settings: Settings, out: Path, root: Root = None, plan: PrecisionPlan | None = None) -> Path:
     """Measure an experiment and write `out/precision-<experiment>.json`, unless that file exists with the same plan.
 
     Arguments:
         settings: those of the experiment's first row. The data, model, seed and preset are used.
-        out: a folder.
+        out: the folder of run folders. If a run in it has a checkpoint, its weights are used.
         root: the folder with data.
         plan: what to measure; by default the plan of the preset.
     """
     plan = plan_of(settings) if plan is None else plan
     path = out / f"precision-{settings.experiment}.json"
     asked = {"settings": settings.as_json(), "plan": plan.as_json()}
-    if path.exists():
-        there = read_json(path)
-        if {name: there.get(name) for name in asked} == asked:
-            return path
-    task = task_of(settings.changed(sizes=(plan.batch, 1, 1), batch=plan.batch, fitted=plan.fitted), root)
-    batch = OneBatch(task, settings.experiment)
+    weights = trained(settings, out)
+    if up_to_date(path, asked, weights):
+        return path
+    batch = batch_of(settings, plan.batch, plan.fitted, root, weights)
     reference, found = compared(batch, plan)
-    problem = {"samples": task.samples("train"), "field_parameters": sum(x.numel() for x in batch.found)}
+    problem = {"samples": batch.task.samples("train"), "field_parameters": sum(x.numel() for x in batch.found)}
     problem["parameters"] = sum(x.numel() for x in batch.targets)
     about = {"circumstances": circumstances(), "problem": problem, "reference": _plain(reference)}
+    about["weights"] = None if weights is None else dict(weights.about)
     write_json(path, asked | about | {"rows": found})
     return path
 

@@ -26,6 +26,7 @@ from .store import CHECKPOINT, RESULT, Checkpoint, FollowedRun, Run, Taken
 from .task import SPLITS
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
 from .training import Training
+from .weights import final
 
 Root = str | os.PathLike[str] | None
 
@@ -206,7 +207,7 @@ def run(
         if first is not None:
             place = start_folder(first, out)
             run(first, place, root, wait=True, checkpoint_minutes=checkpoint_minutes, ranks=ranks)
-            task.model.load_state_dict(Checkpoint.load(place / first.name / CHECKPOINT).part("best"))
+            task.model.load_state_dict(final(Checkpoint.load(place / first.name / CHECKPOINT), first))
         training = Training(folder, task, settings.schedule, settings.seed, progress, checkpoint_minutes, ranks)
         if training.resume():
             folder.resumed(training.next_epoch, config["circumstances"])

@@ -272,9 +272,9 @@ def test_work_and_precision_go_from_loose_to_tight(folder: Path) -> None:
     assert default.get_xdata().tolist() == [122, 212]
     np.testing.assert_allclose(default.get_ydata(), [1e-3, 1e-4])
     assert replay.get_xdata().tolist() == [62]  # the other was not to be had
-    assert [line.get_label() for line in seconds.lines] == ["Backsolve, default norm, fresh", "Replay"]
-    assert "90 with Backsolve, default norm, fresh; 30 with Replay" in picture.caption
-    assert "medians of 3 passes" in picture.caption
+    assert [line.get_label() for line in seconds.lines] == ["Backsolve, mixed norm, fresh", "Replay"]
+    assert "90 with Backsolve, mixed norm, fresh; 30 with Replay" in picture.caption
+    assert "the fastest of 3 passes" in picture.caption
     assert "dotted" not in picture.caption
 
 

@@ -23,7 +23,7 @@ NCDE = rows("quick")[0].changed(model=(("hidden", 4), ("width", 4)))
 CNF = next(row for row in rows("quick") if row.experiment == "cnf").changed(
     model=(("hidden", 2), ("scales", 1), ("blocks", 2))
 )
-FRESH, REPLAY = "Backsolve, default norm, fresh", "Replay"
+FRESH, REPLAY = "Backsolve, mixed norm, fresh", "Replay"
 BRIEF = PrecisionPlan(((1e-3, 1e-6),), (FRESH, REPLAY), batch=2, repeats=0, memory=False, grid=4)
 
 

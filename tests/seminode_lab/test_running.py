@@ -124,6 +124,21 @@ def test_runs_begin_where_another_has_come_to(tmp_path: Path) -> None:
     assert Finished.load(folder).result["train"]["samples"] == 8  # pyright: ignore[reportOptionalSubscript]
 
 
+@pytest.mark.usefixtures("sets")
+def test_runs_of_a_flow_begin_with_the_last_weights_of_their_start(tmp_path: Path) -> None:
+    """The schedules of flows select no weights, so the "best" ones of a checkpoint are those of the beginning."""
+    once = {"selects": False, "optimiser": "Adam"}
+    start = CommonStart(Schedule(epochs=1, lr=1e-2, **once), sizes=(6, 3, 3))
+    settings = small("cnf", start=start, schedule=Schedule(epochs=1, lr=0.0, **once))
+    running.run(settings, tmp_path)
+    (folder,) = (tmp_path / running.STARTS).iterdir()
+    trained = Checkpoint.load(folder / CHECKPOINT).part("model")
+    begun = Checkpoint.load(tmp_path / settings.name / CHECKPOINT).part("model")
+    fresh = running.task_of(settings).model.state_dict()
+    assert all(torch.equal(x, begun[name]) for name, x in trained.items())
+    assert not all(torch.equal(x, fresh[name]) for name, x in trained.items())
+
+
 def test_a_start_that_is_a_run_of_the_preset_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = small("ncde", rtol=1e-3, atol=1e-6, schedule=BRIEF, preset="tiny")
     later = first.changed(rtol=1e-4, atol=1e-7, start=CommonStart(BRIEF, first.sizes))

@@ -25,6 +25,7 @@ COMMANDS = (
         "configure_report",
         "run_report",
     ),
+    Command("measure", "measure gradients on one batch, with the weights of runs", f"{_HERE}.measure"),
     Command("table", "print tables from finished runs", f"{_HERE}.parts", "configure_table", "run_table"),
     Command("figure", "draw figures from finished runs", f"{_HERE}.parts", "configure_figure", "run_figure"),
     Command("bench", "compare with other libraries (in a clone of the repository)", f"{_HERE}.bench"),

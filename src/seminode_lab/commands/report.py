@@ -49,6 +49,7 @@ def run_report(options: argparse.Namespace) -> int:
 def _reproduce(options: argparse.Namespace) -> int:
     from .. import knife, origins
     from ..data.folders import data_dir
+    from ..extras import measure_extras
     from ..measuring import measure_all
 
     status = sweep.sweep(options)
@@ -58,6 +59,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.preset in THOROUGH:
         knife.measure(out, data_dir(options.data_dir), say)
         origins.measure(out, say)
+        measure_extras(options.preset, out, data_dir(options.data_dir), say)
     report(out)
     return status
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from seminode.diagnostics.plots import check_matplotlib
 
 from ..store import Finished
-from . import control, costs, curves, histograms, knife, origins, precision, ratio
+from . import control, costs, curves, histograms, knife, origins, overshoot, precision, ratio
 from .selection import complete
 from .style import Drawn, Picture, save
 
@@ -20,7 +20,7 @@ def pictures(runs: Sequence[Finished], folder: Path) -> list[Picture]:
     whole = complete(runs)
     subjects = (curves, control, histograms, ratio, costs)
     found = [picture for subject in subjects for picture in subject.pictures(whole)]
-    found += [*knife.pictures(folder), *origins.pictures(folder), *precision.pictures(folder)]
+    found += [picture for subject in (knife, origins, overshoot, precision) for picture in subject.pictures(folder)]
     return sorted(found, key=lambda picture: picture.animate is not None)  # animations come last
 
 

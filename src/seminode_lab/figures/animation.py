@@ -13,7 +13,7 @@ from .swing import Swing
 
 WORLD = 2.2  # lengths of a link from the pivot to the edge of the picture
 TRAIL = 20  # frames
-SIZE, PIXELS = (4.0, 2.8), 90  # inches, and pixels per inch
+SIZE, PIXELS = (4.0, 2.8), 160  # inches, and pixels per inch
 PALETTE = 48  # colours
 REST = 1500  # milliseconds of the last frame
 

@@ -54,7 +54,7 @@ def draw_curves(axes: Any, modes: ByMode, value: Value, drop_lowest: bool = Fals
     """Draw a line for the mean of each mode and a band of one standard deviation."""
     found = {mode: curve(runs, value, drop_lowest) for mode, runs in modes.items()}
     for mode, each in found.items():
-        axes.plot(each.epochs, each.mean, color=COLOURS[mode], label=LABELS[mode])
+        axes.plot(each.epochs, each.mean, color=COLOURS[mode], label=LABELS[mode], marker="o", markersize=4)
         axes.fill_between(
             each.epochs, each.mean - each.sd, each.mean + each.sd, color=COLOURS[mode], alpha=0.5, linewidth=0
         )

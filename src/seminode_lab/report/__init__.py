@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..ablation_table import ablation
 from ..grid import plain
 from ..measures import Gathered, gather
 from ..store import Finished, StoreError, placing, runs
@@ -55,7 +56,7 @@ def write(folder: Path, out: Path | None = None) -> Written:
     gathered = _read(folder)
     usable = [run for problem in gathered.problems for run in problem.runs]
     pictures, trouble = _figures(usable, folder, out / FIGURES)
-    page = content(gathered, usable, pictures, trouble)
+    page = content(gathered, usable, pictures, trouble) | {"ablation": ablation(folder)}
     return _render(page, out)
 
 

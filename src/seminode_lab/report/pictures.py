@@ -42,6 +42,7 @@ PLACES = {
     "origins": "ratio",
     "costs": "adds",
     "precision": "adds",
+    "overshoot": "cnf",
 }
 
 

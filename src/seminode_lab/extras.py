@@ -1,0 +1,29 @@
+"""Measurements beyond the paper's, on the first row of each experiment of a preset: ablation and overshoot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import ablation, overshoot
+from .running import Root
+from .settings import EXPERIMENTS, rows
+
+PARTS = ("ablation", "overshoot")
+
+
+def measure_extras(
+    preset: str,
+    out: Path,
+    root: Root = None,
+    progress: Callable[[str], None] | None = None,
+    parts: Sequence[str] = PARTS,
+) -> list[Path]:
+    """Measure what is not measured yet, and return the files."""
+    first = {row.experiment: row for row in reversed(rows(preset))}
+    found = []
+    if "ablation" in parts:
+        found += [ablation.measure(first[name], out, root, progress) for name in EXPERIMENTS if name in first]
+    if "overshoot" in parts and "cnf" in first:
+        found.append(overshoot.measure(first["cnf"], out, root, progress))
+    return found
