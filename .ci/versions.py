@@ -30,7 +30,12 @@ PACKAGES = "tqdm numpy scipy pytest pytest-timeout pytest-xdist hypothesis torch
 SHORT = (
     *("tests/test_solve.py", "tests/test_norms.py", "tests/test_controllers.py", "tests/test_grids.py"),
     *("tests/_field", "tests/_stepping/test_loop.py", "tests/_stepping/test_lanes.py", "tests/test_threads.py"),
-    *("tests/adjoints/test_gradients.py", "tests/adjoints/test_events.py", "tests/paths", "tests/models/test_models.py"),
+    *(
+        "tests/adjoints/test_gradients.py",
+        "tests/adjoints/test_events.py",
+        "tests/paths",
+        "tests/models/test_models.py",
+    ),
     *("tests/_compile/test_engine.py", "tests/_compile/test_inductor.py"),
 )
 #: Every part of the library.

@@ -77,7 +77,9 @@ def distributed_table(found: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.distributed", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.distributed", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--out", type=Path, default=RESULTS / "distributed.json")
     options = parser.parse_args(argv)
