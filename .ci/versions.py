@@ -25,7 +25,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = ROOT / "constraints-oldest.txt"
 RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
-PACKAGES = "tqdm numpy scipy pytest pytest-timeout pytest-xdist hypothesis torchcde torchdiffeq setuptools".split()
+PACKAGES = [
+    "tqdm",
+    "numpy",
+    "scipy",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "torchcde",
+    "torchdiffeq",
+    "setuptools",
+]
 #: Parts of the library that depend on the versions most: autograd, structures of states, dispatch, real compilation.
 SHORT = (
     *("tests/test_solve.py", "tests/test_norms.py", "tests/test_controllers.py", "tests/test_grids.py"),

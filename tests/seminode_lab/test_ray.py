@@ -158,8 +158,8 @@ def check(out: Path, elsewhere: Path, resumed: int) -> None:
 def test_a_sweep_survives_the_death_of_each_of_its_processes(heads: Callable[[], Head], tmp_path: Path) -> None:
     """The run, the Ray worker that waits for it and the head are killed, one after the other.
 
-    A run that dies is resumed from its checkpoint. The sweep ends with its cluster; the same sweep on a new cluster goes
-    on where it was. It is one test since starting a cluster takes longer than all runs.
+    A run that dies is resumed from its checkpoint. The sweep ends with its cluster; the same sweep on a new cluster
+    goes on where it was. It is one test since starting a cluster takes longer than all runs.
     """
     out = tmp_path / "out"
     head = heads()
