@@ -10,14 +10,8 @@ STAMP := $(VENV)/.stamp
 # -qq silences progress and warnings; errors still show.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-# What is run with other versions: every part of the library, and real compilation.
-VERSION_TESTS := tests/test_solve.py tests/test_events.py tests/test_grids.py tests/test_norms.py tests/test_controllers.py \
-	tests/test_properties.py tests/test_threads.py tests/solvers tests/_stepping tests/_field \
-	tests/adjoints/test_gradients.py tests/adjoints/test_fields.py tests/adjoints/test_implicit.py \
-	tests/adjoints/test_events.py tests/paths tests/models/test_models.py tests/models/test_neural_ode.py \
-	tests/models/test_cnf.py tests/_compile/test_inductor.py tests/_compile/test_engine.py
-VERSION_PACKAGES := torch tqdm numpy scipy pytest pytest-timeout pytest-xdist hypothesis torchcde torchdiffeq setuptools
-PYTHONS ?= 3.10 3.11 3.12 3.13
+# For test-matrix: pairs of Python and torch.
+MATRIX ?= $(foreach version,3.10 3.11 3.12 3.13,$(version):$(TORCH))
 # For `make mutation`: modules (by default the core), how many mutants, and which.
 MODULES ?=
 MUTANTS ?= 150
@@ -48,21 +42,11 @@ test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
 test-slow: $(STAMP)-dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
 
-test-oldest: ## run a selection of the tests with the oldest versions that are admitted, in .venv-oldest
-	python3.10 -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c constraints-oldest.txt $(VERSION_PACKAGES)
-	.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
-	.venv-oldest/bin/python -m pytest -n auto $(VERSION_TESTS)
+test-oldest: ## run a selection of the tests with the oldest versions that are admitted, in .venv-3.10-2.6.0
+	$(PYTHON) .ci/versions.py 3.10:oldest
 
-# constraints.txt was made with Python 3.11, and not all of its versions exist for the others.
-test-matrix: ## run the same selection on every Python that is admitted, with the pinned torch, in .venv-3.x
-	for version in $(PYTHONS); do \
-		python$$version -m venv .venv-$$version && \
-		.venv-$$version/bin/python -m pip install -qq --disable-pip-version-check $(VERSION_PACKAGES) \
-			$$(grep '^torch==' constraints.txt) && \
-		.venv-$$version/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e . && \
-		.venv-$$version/bin/python -m pytest -n auto $(VERSION_TESTS) || exit 1; \
-	done
+test-matrix: ## run the same selection on every Python that is admitted, with torch TORCH, in .venv-3.x-TORCH
+	$(PYTHON) .ci/versions.py $(MATRIX)
 
 mutation: $(STAMP)-dev $(STAMP)-mutation ## change the code of the core in MUTANTS places, and see whether tests notice
 	$(BIN)/python -m benchmarks.mutation $(MODULES) --sample $(MUTANTS) --seed $(SEED)
