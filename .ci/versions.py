@@ -4,8 +4,7 @@
 
 `3.12:2.13.0` is Python 3.12 with torch 2.13.0 and the newest release of everything else that fits; `oldest` takes the
 versions of constraints-oldest.txt. The environments are `.venv-3.12-2.13.0` and so on; they are kept, and used again.
-Prints a table of the numbers of tests that passed. `--record` writes it to benchmarks/results/versions.json too, from
-which `python -m benchmarks.trust` makes the table of the documentation.
+Prints a table of the numbers of tests that passed. `--record` writes it to benchmarks/results/versions.json too.
 """
 
 from __future__ import annotations

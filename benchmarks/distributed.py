@@ -4,7 +4,7 @@
 
 The processes communicate by gloo and run the cases of tests/rank_programs.py. A number is the largest error of a
 gradient, relative to the gradient of one process with the whole batch, where forward and backward passes of all ranks
-took the steps of that process. `python -m benchmarks.trust` writes the table into docs/distributed.md.
+took the steps of that process.
 """
 
 from __future__ import annotations
