@@ -12,7 +12,7 @@ from torch import Tensor
 from ._field.pytree import Layout, real_dtype
 from ._ranks import ALONE, Alone, Ranks
 from ._untyped import vector_norm
-from .norms import Distributed, Moments, Norm, rms
+from .norms import Distributed, Moments, Norm, depends_on_state_only, rms
 from .norms import max as largest
 
 #: The part of the size of a row that counts for each of its entries.
@@ -44,6 +44,8 @@ class ErrorNorm:
             self.ranks, norm = Ranks(norm.group), Moments(norm.norm)
         #: What is computed of a state; over several ranks, its moments.
         self.norm = norm
+        #: Whether programs may contain the norm. Otherwise they return what it measures.
+        self.in_programs = depends_on_state_only(norm)
         self.rtol = rtol
         # The usual case, the root mean square of one tensor, divides by √n on the host: one kernel less per step.
         self._root = math.sqrt(like.numel()) if norm is rms and layout.single else None
@@ -113,6 +115,10 @@ class ErrorNorm:
         if isinstance(size, Tensor):
             returned = size.dtype if size.is_complex() else tuple(size.shape)
         raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {returned}")
+
+    def of_program(self, found: Tensor) -> float:
+        """The size of an error, from what a program has returned."""
+        return self.read(found) if self.in_programs else self.measured(found)
 
     def read(self, size: Tensor) -> Any:
         """A norm as a Python float; one number per sample, as a tensor on the host."""

@@ -169,6 +169,13 @@ BACKWARD: dict[str, Norm] = {
 }
 
 
+def depends_on_state_only(norm: Norm) -> bool:
+    """Whether a norm is one of this module. A function of the user's may read what changes between two calls."""
+    if isinstance(norm, Moments | EachSample):
+        return depends_on_state_only(norm.norm)
+    return isinstance(norm, Without) or any(norm is own for own in (*FORWARD.values(), *BACKWARD.values()))
+
+
 class Moments:
     """What a rank contributes to a norm over all ranks, as a vector; `value` makes the norm of their reductions.
 

@@ -154,5 +154,5 @@ def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     vowels.main(["--epochs", "1", "--seeds", "1", "--models", "linear"])
     assert "seconds per epoch" in capsys.readouterr().out
     for name in ("neural", "log"):
-        model = vowels.MODELS[name][0]()
+        model = vowels.MODELS[name]()
         assert model(torch.zeros(2, 9, 12)).shape == (2, 9)

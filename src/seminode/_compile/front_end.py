@@ -143,11 +143,17 @@ def _lowered(graph: FieldGraph, inputs: tuple[Any, ...], call: Call, y: Tensor, 
     places = tuple(where.get(id(leaf)) for leaf in call.leaves)
     # A backward pass needs arrays as they are now.
     copied = tuple(
-        x.clone() if isinstance(x, Tensor) and not x.requires_grad and i not in places and shares_memory(x) else x
+        _copy(x) if isinstance(x, Tensor) and not x.requires_grad and i not in places and shares_memory(x) else x
         for i, x in enumerate(inputs)
     )
     lanes = len(call.t) if call.t.ndim else None
     return Capture(graph, copied, where.get(id(call.t)), places, call.layout, lanes)
+
+
+def _copy(x: Tensor) -> Tensor:
+    """In the same memory layout, gaps included, since programs are made for the layout of x."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride(), 0)
 
 
 #: By the layout, dtype and device of the state; and for batches of any size by the same without the size.

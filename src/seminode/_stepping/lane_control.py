@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._compile.inductor import Program, compile_graph
+from .._compile.inductor import compile_graph
+from .._compile.library import Program
 from ..controllers import Controller, Verdict
 from .elementwise import select
 

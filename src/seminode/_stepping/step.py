@@ -215,7 +215,7 @@ class Step:
         if self.failure is not None:
             return norm.failed(self.y0)
         if self._ratio is not None:
-            return norm.read(self._ratio)
+            return norm.of_program(self._ratio)
         error, y0, y1 = self.error(), self.y0, self.y1
         if torch.is_grad_enabled():
             error, y0, y1 = error.detach(), y0.detach(), y1.detach()

@@ -97,8 +97,11 @@ class StartProgram:
 def start_program(
     capture: Capture, solver: Solver, error: ErrorNorm, wanted: Wanted | None, y: Tensor
 ) -> StartProgram | None:
-    """The program that starts a solve; `None` where the field is large. With `wanted`, it keeps activations."""
-    if large(capture):
+    """The program that starts a solve; `None` where the field is large, or the norm is a function of the user's.
+
+    With `wanted`, it keeps activations.
+    """
+    if large(capture) or not error.in_programs:
         return None
 
     def make(capture: Capture) -> StartProgram:

@@ -111,13 +111,15 @@ def end_of(taken: Attempt) -> list[Tensor]:
 
 
 def ratio_of(error: ErrorNorm | None, taken: Attempt, y: Tensor, allowed: Sequence[Tensor]) -> Tensor:
+    """What `ErrorNorm.of_program` makes the size of the error of."""
     y1 = taken.result.y1
     if error is None:
         return y1.sum()  # that of a batched solve looks at the samples itself
     assert taken.error is not None
     rtol, atol = allowed
     scale = atol + rtol * error.sizes(torch.maximum(y.abs(), y1.abs()))
-    return error.norm(error.layout.fitting(y).unpack(taken.error / scale))
+    ratio = taken.error / scale
+    return error.norm(error.layout.fitting(y).unpack(ratio)) if error.in_programs else ratio
 
 
 class StepProgram:
@@ -211,7 +213,8 @@ def key_of(error: ErrorNorm | None, samples: bool = True) -> Hashable:
     shapes = layout.shapes if samples or layout.samples is None else tuple(shape[1:] for shape in layout.shapes)
     # Tolerances of entries have the shape of the state, or broadcast against it.
     entries = tuple(x.shape if isinstance(x, Tensor) else () for x in tolerances)
-    return error.norm, error.in_rows, layout.node, layout.axis, shapes, entries
+    norm = error.norm if error.in_programs else None
+    return norm, error.in_rows, layout.node, layout.axis, shapes, entries
 
 
 def step_key(capture: Capture, solver: Solver, error: ErrorNorm | None) -> Hashable:
