@@ -21,7 +21,7 @@ SEED ?= 0
 export MPLBACKEND ?= Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-slow test-oldest test-matrix mutation lint format bench soak notebooks docs wheel-test
+.PHONY: help demo examples test test-slow test-ray test-oldest test-matrix mutation lint format bench soak notebooks docs wheel-test
 .PHONY: release-check clean
 # Two installs must not write to one environment at the same time.
 .NOTPARALLEL:
@@ -41,6 +41,9 @@ test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
 
 test-slow: $(STAMP)-dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
+
+test-ray: $(STAMP)-dev $(STAMP)-ray ## sweep on a Ray cluster of this machine, with workers and the head killed; some minutes
+	$(BIN)/python -m pytest -m slow -rP tests/seminode_lab/test_ray.py
 
 test-oldest: ## run a selection of the tests with the oldest versions that are admitted, in .venv-3.10-2.6.0
 	$(PYTHON) .ci/versions.py 3.10:oldest
