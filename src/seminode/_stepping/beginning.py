@@ -19,14 +19,16 @@ from .schedule import Schedule
 WHOLE = ((0, 1.0),)
 
 
-def begin_at_once(engine: Engine, schedule: Any, y: Tensor, layout: Layout, t: float) -> Tensor | None:
+def begin_at_once(
+    engine: Engine, schedule: Any, y: Tensor, layout: Layout, t: float, check: bool = True
+) -> Tensor | None:
     """Begin by one program, where the engine has one: make the checks, set the first step, and return the slope."""
     if engine.start is None or not isinstance(schedule, Schedule) or not schedule.unset:
         return None
     begun = engine.start(schedule.plan(1.0), schedule.plan(2.0 * schedule.span), schedule.probe_length(0.0), y)
     if begun is None:
         return None
-    if not begun.finite:  # of large numbers only the sum is not
+    if check and not begun.finite:  # of large numbers only the sum is not
         check_start(y, begun.slope, layout, t)
     schedule.begin(begun.length)
     return begun.slope

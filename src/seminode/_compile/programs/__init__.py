@@ -3,7 +3,7 @@
 from .coupled import coupled_step_program, undoing_program
 from .pieces import compiled_saving_evaluation, large, saving_programs, step_program, vjp_program
 from .saving import SavingEvaluation
-from .start import StartProgram, start_program
+from .start import StartClock, Started, StartProgram, first_length, start_program
 from .steps import (
     Tuned,
     Wanted,
@@ -21,13 +21,16 @@ from .steps import (
 
 __all__ = [
     "SavingEvaluation",
+    "StartClock",
     "StartProgram",
+    "Started",
     "Tuned",
     "Wanted",
     "chosen_of",
     "compiled_saving_evaluation",
     "coupled_step_program",
     "evaluation_program",
+    "first_length",
     "key_of",
     "large",
     "no_sums",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,54 @@ class TracedNorm:
         return size.to(wide_dtype(size))
 
 
+class StartClock:
+    """The times that a program reads with which a solve starts, as one tensor.
+
+    They are the time at the start, the shortest and the longest probe, with a sign, and the time at its end.
+    """
+
+    def __init__(self, like: Tensor):
+        self._dtype, self._device = real_dtype(like), like.device
+
+    def of(self, near: Plan, far: Plan, shortest: float) -> Tensor:
+        return self._tensor(near.stage_time(0.0), shortest, far.dt, far.stage_time(1.0))
+
+    def example(self) -> Tensor:
+        return self._tensor(0.0, 0.0, 1.0, 1.0)
+
+    def _tensor(self, *times: float) -> Tensor:
+        if self._device.type == "cpu":  # as in `StepNodes.clock`
+            return torch.frombuffer(array(TYPE_CODES[self._dtype], times), dtype=self._dtype)
+        return torch.tensor(times, dtype=self._dtype, device=self._device)
+
+
+def first_length(
+    clock: Tensor,
+    y: Tensor,
+    k1: Tensor,
+    evaluate: Callable[[Tensor, Tensor], Tensor],
+    error: ErrorNorm,
+    allowed: Sequence[Tensor],
+    order: int,
+) -> Tensor:
+    """In a program: the length of the first step, that of the probe, and a number that is finite if y and k1 are."""
+    t0, shortest, longest, last = clock.unbind()
+    probed: list[Tensor] = []
+
+    def probe(h: Any) -> Any:
+        length = torch.minimum(torch.maximum(h.to(clock.dtype), shortest), longest.abs())
+        dt = torch.copysign(length, longest)
+        t = torch.where(length < longest.abs(), t0 + dt, last)
+        probed.append(length.to(h.dtype))
+        return probed[0], evaluate(t, y + dt * k1)
+
+    norm: Any = TracedNorm(error, *allowed)
+    length: Any = first_step(y, k1, norm, order, probe)
+    return torch.stack([length, *probed, (y.sum() + k1.sum()).to(length.dtype)])
+
+
 class Started(NamedTuple):
-    """What a `StartProgram` has computed."""
+    """What a program has computed with which a solve starts."""
 
     slope: Tensor
     finite: bool  # the sum of y0 and of the slope
@@ -45,53 +92,39 @@ class Started(NamedTuple):
     probed: float  # the time of the second evaluation
     kept: list[Tensor]  # of the first one
 
+    @classmethod
+    def read(cls, near: Plan, far: Plan, numbers: Tensor, k1: Tensor, *kept: Tensor) -> Started:
+        """From what the program returns; one read by the host."""
+        length, probed, total = numbers.tolist()
+        whole = probed >= abs(far.dt)
+        time = far.stage_time(1.0) if whole else near.stage_time(0.0) + math.copysign(probed, far.dt)
+        return cls(k1, math.isfinite(total), length, time, list(kept))
+
 
 class StartProgram:
-    """y ↦ k1, the length of the first step, that of the probe, a number that is finite if y and k1 are, what is kept.
-
-    The clock is one tensor: the time at the start, the shortest and the longest probe, with a sign, and the time there.
-    """
+    """y ↦ (the numbers of `first_length`, k1, what is kept)."""
 
     def __init__(self, capture: Capture, solver: Solver, error: ErrorNorm, saving: SavingEvaluation | None, y: Tensor):
         order = solver.error_order or solver.order
 
         def start(clock: Tensor, y: Tensor, rtol: Tensor, atol: Tensor, *rest: Tensor) -> list[Tensor]:
-            t0, shortest, longest, last = clock.unbind()
+            t0 = clock[0]
             first = [capture.evaluate(t0, y, rest)] if saving is None else saving.halves.forward(t0, y, *rest)
             k1, *kept = first
 
-            probed: list[Tensor] = []
+            def evaluate(t: Tensor, y: Tensor) -> Tensor:
+                return capture.evaluate(t, y, rest)
 
-            def probe(h: Any) -> Any:
-                length = torch.minimum(torch.maximum(h.to(clock.dtype), shortest), longest.abs())
-                dt = torch.copysign(length, longest)
-                t = torch.where(length < longest.abs(), t0 + dt, last)
-                probed.append(length.to(h.dtype))
-                return probed[0], capture.evaluate(t, y + dt * k1, rest)
-
-            norm: Any = TracedNorm(error, rtol, atol)
-            length: Any = first_step(y, k1, norm, order, probe)
-            finite = (y.sum() + k1.sum()).to(length.dtype)
-            return [torch.stack([length, *probed, finite]), k1, *kept]
+            return [first_length(clock, y, k1, evaluate, error, (rtol, atol), order), k1, *kept]
 
         y = dense(capture.example(y))
-        self._strides, self._dtype, self._device = y.stride(), real_dtype(y), y.device
-        inputs = [self._clock(0.0, 0.0, 1.0, 1.0), y, *tolerances(error, y), *capture.rest]
+        self._strides, self._clock = y.stride(), StartClock(y)
+        inputs = [self._clock.example(), y, *tolerances(error, y), *capture.rest]
         self._run = compile_graph(start, inputs, capture.axis)
 
-    def _clock(self, *times: float) -> Tensor:
-        if self._device.type == "cpu":  # as in `StepNodes.clock`
-            return torch.frombuffer(array(TYPE_CODES[self._dtype], times), dtype=self._dtype)
-        return torch.tensor(times, dtype=self._dtype, device=self._device)
-
     def __call__(self, near: Plan, far: Plan, shortest: float, y: Tensor, allowed: Any, rest: list[Tensor]) -> Started:
-        t0 = near.stage_time(0.0)
-        clock = self._clock(t0, shortest, far.dt, far.stage_time(1.0))
-        numbers, k1, *kept = self._run([clock, with_strides(y, self._strides), *allowed, *rest])
-        length, probed, total = numbers.tolist()
-        whole = probed >= abs(far.dt)
-        time = far.stage_time(1.0) if whole else t0 + math.copysign(probed, far.dt)
-        return Started(k1, math.isfinite(total), length, time, kept)
+        clock = self._clock.of(near, far, shortest)
+        return Started.read(near, far, *self._run([clock, with_strides(y, self._strides), *allowed, *rest]))
 
 
 def start_program(

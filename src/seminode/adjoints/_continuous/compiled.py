@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +13,23 @@ from torch import Tensor
 from ..._compile.capturing import warn_not_compiled
 from ..._compile.engine import compiled_step
 from ..._compile.graph import Capture, NotCompiled
-from ..._compile.programs import Tuned, chosen_of, key_of, large, nodes_of, replaced, tolerances, whole_step
+from ..._compile.programs import (
+    StartClock,
+    Started,
+    Tuned,
+    chosen_of,
+    first_length,
+    key_of,
+    large,
+    nodes_of,
+    replaced,
+    tolerances,
+    whole_step,
+)
 from ..._error_norm import ErrorNorm
 from ..._field.pytree import real_dtype
 from ..._stepping.combination import combine, sparse
-from ..._stepping.engine import EvaluationLog, Evaluator, Stepper
+from ..._stepping.engine import Begun, EvaluationLog, Evaluator, Stepper
 from ..._stepping.interpolation import weights_at
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
@@ -143,43 +156,79 @@ class AdjointPrograms:
         k, *grads = self._program("start", params, function, inputs)(inputs)
         return k, self._by_target(grads) if params else []
 
+    def begin(
+        self, near: Plan, far: Plan, shortest: float, w: Tensor, params: bool
+    ) -> tuple[Started, list[Tensor | None]]:
+        """The slope at the start, with the gradients of the targets if `params`, and the length of the first step."""
+        solver, error = self.solver, self._error
+        assert error is not None
+
+        def function(clock: Tensor, w: Tensor, rtol: Tensor, atol: Tensor, *others: Tensor) -> list[Tensor]:
+            wholes, rest = others[:2], others[2:]
+            k1, grads = self._slope(clock[0], w, None, wholes, rest, params)
+
+            def evaluate(t: Tensor, w: Tensor) -> Tensor:
+                return self._slope(t, w, None, wholes, rest, False)[0]
+
+            order = solver.error_order or solver.order
+            return [first_length(clock, w, k1, evaluate, error, (rtol, atol), order), k1, *grads]
+
+        clock = StartClock(w).of(near, far, shortest)
+        inputs = [clock, w, *self._tolerances(w), *self._wholes(), *self._rest]
+        numbers, k1, *grads = self._program("begin", (self._method, params), function, inputs)(inputs)
+        return Started.read(near, far, numbers, k1), self._by_target(grads) if params else []
+
+    def _tolerances(self, w: Tensor) -> list[Tensor]:
+        if not self._allowed:
+            self._allowed = tolerances(self._error, w)
+        return self._allowed
+
+    @property
+    def begins(self) -> bool:
+        """Whether the first two evaluations and the length of the first step come from one program.
+
+        Where z is not solved for, it is known at times that the host knows.
+        """
+        error = self._error
+        return not (self.pieces or self._sourced or error is None or error.ranks.several) and error.in_programs
+
     def step(
-        self, plan: Plan, w: Tensor, k1: Tensor, weights: Sequence[float], params: bool, at_end: bool
+        self, plan: Plan, w: Tensor, k1: Tensor, weights: Sequence[float], wanted: tuple[bool, ...]
     ) -> CompiledAdjointStep:
-        """A step, with the gradients of its later stages weighted and summed."""
+        """A step, with the gradients of its later stages weighted and summed, those that are wanted."""
         solver, error, sourced = self.solver, self._error, int(self._sourced)
-        ends = int(solver.error_needs_end_slope)
+        ends, params = int(solver.error_needs_end_slope), any(wanted)
         if self._nodes is None:
             self._nodes = self._capture.graph.program(("adjoint nodes", solver), lambda: nodes_of(solver, w))
-            self._allowed = tolerances(error, w)
         nodes = self._nodes
 
         def function(clock: Tensor, w: Tensor, k1: Tensor, *others: Tensor) -> list[Tensor]:
             (rtol, atol, b), wholes = others[:3], others[3:5]
             given, rest = others[5 : 5 + sourced], others[5 + sourced :]
-            of_stages: list[list[Tensor]] = []
+            of_stages: dict[int, list[Tensor]] = {}
 
             def evaluate(c: float, w: Tensor, *, stage: int) -> Tensor:
                 index = nodes.index(c)
-                wants = params and (at_end or stage < solver.stages)
+                wants = wanted[stage - 1]
                 k, grads = self._slope(clock[1 + index], w, given[0][index] if given else None, wholes, rest, wants)
-                of_stages.append(grads)
+                if wants:
+                    of_stages[stage] = grads
                 return k
 
             found = whole_step(solver, error, evaluate, clock[0], w, k1, [rtol, atol])
-            if params:
-                seen = [grads for grads in of_stages if grads]
-                found += self._sum([b[i] for i in range(len(seen))], seen)
+            if of_stages:  # a method of one stage has none of them
+                found += self._sum([b[stage - 1] for stage in of_stages], list(of_stages.values()))
                 if solver.error_weights is not None:
-                    e = [float(x) for x in solver.error_weights[1 : 1 + len(seen)]]
-                    found += [-clock[0] * x for x in self._sum(e, [self._sampled(g) for g in seen])]
-                found += of_stages[-1] if at_end and ends else []
+                    e = [float(solver.error_weights[stage]) for stage in of_stages]
+                    samples = [self._sampled(g) for g in of_stages.values()]
+                    found += [-clock[0] * x for x in self._sum(e, samples)]
+                found += of_stages.get(solver.stages, [])
             return found
 
         clock = nodes.clock(plan)
         b = torch.tensor(weights, dtype=self._dtype, device=self._device)
-        inputs = [clock, w, k1, *self._allowed, b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
-        found = list(self._program("step", (self._method, params, at_end), function, inputs)(inputs))
+        inputs = [clock, w, k1, *self._tolerances(w), b, *self._wholes(), *self._given(nodes.times(plan)), *self._rest]
+        found = list(self._program("step", (self._method, wanted), function, inputs)(inputs))
         count = 2 + ends + solver.stages - 1
         evaluated = [plan.stage_time(c) for c in nodes.evaluated]
         (w1, ratio, *slopes), rest = found[:count], found[count:]
@@ -267,6 +316,30 @@ class CompiledAdjointEvaluator:
         return k
 
 
+class CompiledAdjointStarter:
+    """Starts an interval of an adjoint system by one program."""
+
+    def __init__(
+        self, programs: AdjointPrograms, system: AdjointSystem, integral: ParameterIntegral, log: EvaluationLog
+    ):
+        self._programs, self._system, self._integral, self._log = programs, system, integral, log
+
+    def __call__(self, near: Plan, far: Plan, shortest: float, y0: Tensor) -> Begun | None:
+        programs, integral = self._programs, self._integral
+        if not programs.usable or not programs.begins:
+            return None
+        now, _ = integral.wanted(0)
+        try:
+            started, grads = programs.begin(near, far, shortest, y0, now)
+        except NotCompiled as reason:
+            programs.give_up(reason)
+            return None
+        self._log.add(near.stage_time(0.0), started.probed)
+        self._system.count_vjps(2, int(now))
+        integral.stage(0, grads, None)
+        return Begun(started.slope, started.finite, started.length)
+
+
 class CompiledAdjointStepper:
     """Takes a whole step of an adjoint system by one program."""
 
@@ -285,22 +358,31 @@ class CompiledAdjointStepper:
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Memory) -> Step:
         k1 = self._evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
-        programs, integral, stages = self._programs, self._integral, self._solver.stages
+        programs, integral = self._programs, self._integral
         if not programs.usable or programs.pieces:
             return self._eager(plan, y0, k1)
         integral.begin(plan)
-        wanted = [integral.wanted(stage)[0] for stage in range(1, stages + 1)]
-        # One gradient too many at the end of a solve is better than another program for its last step.
-        params, at_end = any(wanted), wanted[-1] or not plan.crosses_jump
+        wanted = self._wanted(plan)
         try:
-            taken = programs.step(plan, y0, k1, integral.weights() if params else (), params, at_end)
+            taken = programs.step(plan, y0, k1, integral.weights() if any(wanted) else (), wanted)
         except NotCompiled as reason:
             programs.give_up(reason)
             integral.abandon()
             return self._eager(plan, y0, k1)
-        count = len(taken.evaluated)
         self._log.add(*taken.evaluated)
-        self._system.count_vjps(count, (count if at_end else stages - 1) if params else 0)
+        self._system.count_vjps(len(taken.evaluated), sum(wanted[: len(taken.evaluated)]))
         if taken.folded is not None:
             integral.fold(taken.folded)
         return compiled_step(self._solver, plan, y0, k1, taken.y1, taken.ratio, taken.slopes, self._evaluate)
+
+    def _wanted(self, plan: Plan) -> tuple[bool, ...]:
+        """Of which later stages, the end slope included, the gradients are computed.
+
+        A gradient too many in the last step of a solve is better than another program for it.
+        """
+        integral, stages = self._integral, self._solver.stages
+        wanted = [integral.wanted(stage)[0] for stage in range(1, stages + 1)]
+        if not any(wanted):
+            return tuple(wanted)
+        cut = not math.isnan(integral.end)  # where a step ends early, stages count that do not count elsewhere
+        return *(each or cut for each in wanted[:-1]), wanted[-1] or not plan.crosses_jump

@@ -12,8 +12,8 @@ from torch import Tensor
 from ... import norms
 from ..._error_norm import ErrorNorm
 from ..._field.pytree import Layout, is_finite, real_dtype
-from ..._stepping.beginning import select_first_step
-from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, announced, eager_engine
+from ..._stepping.beginning import begin_at_once, select_first_step
+from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, Starter, announced, eager_engine
 from ..._stepping.loop import integrate
 from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
 from ..._stepping.schedule import Schedule
@@ -24,7 +24,7 @@ from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest, Gradients, agreed_sizes, check_cotangents, check_samples
 from .._drift import DRIFT, warn_of_drift
-from .compiled import AdjointPrograms, CompiledAdjointEvaluator, CompiledAdjointStepper
+from .compiled import AdjointPrograms, CompiledAdjointEvaluator, CompiledAdjointStarter, CompiledAdjointStepper
 from .dense_state import DenseState
 from .evaluator import AdjointEvaluator, AdjointStepper, IntegrandEvaluator
 from .parameter_integral import ParameterIntegral
@@ -114,6 +114,8 @@ class BackwardSolve:
             with_time=method.time_in_state or (self.needs[1] and method.integrals_in_state),
             computed=computed,
         )
+        #: Of the state of the solver.
+        self.layout = self.system.layout(self.y0)
         self.error = self._error_norm() if method.controller.adaptive else None
         self.programs = self._find_programs()
         rtol, atol = (float(torch.as_tensor(x).min()) for x in (method.rtol, method.atol))
@@ -166,17 +168,20 @@ class BackwardSolve:
         """What takes the steps: compiled where there are programs, with eager steps to fall back to."""
         solver, system, integral, log = self.method.solver, self.system, self.integral, self.log
         evaluate = eager = AdjointEvaluator(system, integral, log)
+        start: Starter | None = None
         if self.programs is not None:
             evaluate = CompiledAdjointEvaluator(self.programs, system, integral, eager, log, self.needs[1])
         eager_step = EagerStepper(solver, evaluate, self.error is not None, norm=self.error)
         step = AdjointStepper(solver, evaluate, eager_step, integral)
         if self.programs is not None:
             step = CompiledAdjointStepper(solver, self.programs, system, integral, evaluate, step, log)
-        engine = Engine(solver, system.layout(self.y0), self.counter, evaluate, step)
+            if not self.needs[1]:  # for the gradients of times, f is needed at the start
+                start = CompiledAdjointStarter(self.programs, system, integral, log)
+        engine = Engine(solver, self.layout, self.counter, evaluate, step, start=start)
         return announced(engine, self.method.observers)
 
     def _error_norm(self) -> ErrorNorm:
-        layout = self.system.layout(self.y0)
+        layout = self.layout
         like = self.y0.new_empty(sum(shape.numel() for shape in layout.shapes))
         tolerances = []
         for value in map(_number, (self.method.rtol, self.method.atol)):
@@ -258,12 +263,14 @@ class BackwardSolve:
             method.controller, self.order, times, self.problem.jumps, real_dtype(z), not overshoots, places
         )
         memory = method.solver.start(w)
-        k1 = engine.start_slope(schedule.plan(1.0), w, memory)
-        if self.needs[1]:
-            w = self._time_at(stop, w)
         proposal = self._first_step(stop.t) if renew else self.proposal
         if proposal is not None and method.controller.adaptive:
             schedule.begin(proposal)
+        k1 = begin_at_once(engine, schedule, w, self.layout, stop.t, check=False)
+        if k1 is None:
+            k1 = engine.start_slope(schedule.plan(1.0), w, memory)
+        if self.needs[1]:
+            w = self._time_at(stop, w)
         if schedule.unset:
             assert self.error is not None
             select_first_step(engine, schedule, w, k1, self.error, self.order)
