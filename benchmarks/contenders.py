@@ -38,11 +38,22 @@ EXTRAS: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     ),
     "flow": (("Direct, norm auto", {"adjoint": "Direct", "solve": {"norm": "auto"}}),),
 }
+#: Settings of seminode for single problems. Contenders may use 8 GB, and the data and the programs need a part of it.
+OF_PROBLEM: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+    "cde-1024": (
+        (
+            "Direct(6GB), bosh3",
+            {"adjoint": "Direct", "adjoint_options": {"memory": "6GB"}, "solve": {"solver": "bosh3"}},
+        ),
+        ("Direct(6GB)", {"adjoint": "Direct", "adjoint_options": {"memory": "6GB"}}),
+    ),
+}
 
 
 def seminode(problem: str) -> list[Contender]:
     settings = [(name, {"adjoint": name}) for name in ADJOINTS]
-    entries = both((*settings, TSIT5, *BACKSOLVES, *EXTRAS.get(problem.split("-")[0], ())))
+    extras = (*EXTRAS.get(problem.split("-")[0], ()), *OF_PROBLEM.get(problem, ()))
+    entries = both((*settings, TSIT5, *BACKSOLVES, *extras))
     # In eager mode these are too similar to others to justify the time.
     left_out = {"Quadrature", "Interpolating", *(name for name, _ in BACKSOLVES)}
     return [each for each in entries if each.setting not in left_out]
@@ -117,7 +128,7 @@ def diffrax(problem: str) -> list[Contender]:
 SHORT_LIST = {
     "seminode": (
         *("Direct", "Replay", "Direct, compiled", "Direct, bosh3, compiled", "Replay, compiled", "Backsolve, compiled"),
-        *("Replay, bosh3, compiled", "Replay, bosh3, fixed, compiled"),
+        *("Direct(6GB), bosh3, compiled", "Direct(6GB), compiled", "Replay, bosh3, compiled"),
         *("Backsolve, bosh3, compiled", "Backsolve, bosh3, backward 30, 1000, compiled"),
     ),
     "torchdiffeq": ("adjoint", "adjoint, seminorm", "direct"),
