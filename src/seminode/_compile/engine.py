@@ -291,8 +291,7 @@ class SavingStepper:
         programs = self._programs.find(y0)
         if programs is None or not self._has_room(programs.sizes.get(y0.numel())):
             return self._plain(plan, y0, k1)
-        slopes_known = evaluate.first_slopes
-        first = slopes_known[0][1] if slopes_known[0][0] is k1 else slopes_known[1][1]
+        first = next(kept for k, kept in evaluate.first_slopes if k is k1)
         self._log.add_nodes(plan, programs.nodes.evaluated)
         values = programs.step(plan, y0, k1, self._allowed, self._programs.rest)
         ends = int(solver.error_needs_end_slope)
