@@ -92,6 +92,29 @@ def test_a_bias_is_a_sum() -> None:
     assert rewrites.addmm(torch.randn(5, 3, dtype=torch.float64), a, b) is None
 
 
+def test_short_products_are_sums() -> None:
+    x, w = torch.randn(50, 4, dtype=torch.float64), torch.randn(20, 4, dtype=torch.float64)
+    bias = torch.randn(20, dtype=torch.float64)
+    for b in (w.T, w.T.contiguous()):
+        graph = traced(lambda a, b: [torch.mm(a, b)], [x, b], rewritten=True)
+        assert torch.ops.aten.mm.default not in {node.target for node in graph.graph.nodes}
+        torch.testing.assert_close(graph(x, b)[0], x @ b)
+        found = rewrites.addmm(bias, x, b)
+        assert found is not None
+        torch.testing.assert_close(found, torch.addmm(bias, x, b))
+    assert rewrites.mm(torch.randn(50, 5), torch.randn(5, 20)) is None
+
+
+def test_a_bias_of_few_columns() -> None:
+    bias, a, w = (torch.randn(shape, dtype=torch.float64) for shape in (3, (50, 8), (3, 8)))
+    found = rewrites.addmm(bias, a, w.T)
+    assert found is not None
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, torch.addmm(bias, a, w.T))
+    assert rewrites.addmm(bias, a, w.T.contiguous()) is None
+    assert rewrites.addmm(bias, a[:3], w.T) is None
+
+
 def test_a_graph_is_rewritten() -> None:
     def function(x: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         return [torch.bmm(a, b).squeeze(-1) + torch.tanh(x) * functional.softplus(x)]

@@ -9,6 +9,8 @@ The back end (Inductor) makes loops of what it is given. On a CPU some operation
   general matrix code one by one. As products and sums they are loops like any other.
 - The bias of a layer is copied to every row before the product is added to it.
 - Products with few columns, or with a transposed first factor, are faster the other way round.
+- A product whose entries are sums over few numbers, as in the first layer of a network on a small state, takes less
+  time than the call of a library. As a sum it is part of the loop that reads it.
 - A result with several readers is computed again in the loop of each of them, unless it is held in memory.
 - A convolution with few channels on one side takes as long as one with 16, and second derivatives of a convolution
   contain gradients of the weights in the form of convolutions by whole images, which are slow.
@@ -35,6 +37,8 @@ LOG1P_Q = (1.0, 1.362541093466907, 0.4698587152742001, 0.03052759363595946)
 
 #: Fewer columns than these are a narrow matrix.
 NARROW = 16
+#: A sum over at most so many products is short.
+SHORT = 4
 #: So many channels are few.
 FEW_CHANNELS = 2
 aten = torch.ops.aten
@@ -113,7 +117,23 @@ def bmm(a: Tensor, b: Tensor) -> Tensor | None:
     return None
 
 
+def _is_short(a: Tensor, b: Tensor) -> bool:
+    inner = a.shape[1]
+    return a.device.type == "cpu" and isinstance(inner, int) and 0 < inner <= SHORT and b.shape[1] >= NARROW
+
+
+def _short_product(a: Tensor, b: Tensor) -> Tensor:
+    """a·b as the sum of the columns of a times the rows of b, which loops read along."""
+    rows = b if b.stride(1) == 1 else held(b.contiguous())
+    total = a[:, :1] * rows[0]
+    for k in range(1, a.shape[1]):
+        total = total + a[:, k : k + 1] * rows[k]
+    return total
+
+
 def mm(a: Tensor, b: Tensor) -> Tensor | None:
+    if _is_short(a, b):
+        return _short_product(a, b)
     # The gradient of a layer with more outputs than inputs: the other way round it is up to three times as fast.
     if a.device.type == "cpu" and a.shape[0] > b.shape[1] and a.stride(0) == 1 and a.stride(1) > 1:
         return torch.mm(b.mT, a.mT).mT.contiguous()
@@ -126,8 +146,14 @@ def mm(a: Tensor, b: Tensor) -> Tensor | None:
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
     # The bias would be copied to every row first; as a sum it is part of the loop that reads the product. Not held, the
     # back end would make an addmm of it again.
-    if a.device.type == "cpu" and bias.ndim == 1 and beta == 1 and alpha == 1 and b.shape[1] >= NARROW:
+    if a.device.type != "cpu" or bias.ndim != 1 or beta != 1 or alpha != 1:
+        return None
+    if _is_short(a, b):
+        return _short_product(a, b) + bias
+    if b.shape[1] >= NARROW:
         return held(torch.mm(a, b)) + bias
+    if a.shape[0] > NARROW and b.stride(0) == 1:
+        return (held(torch.mm(b.mT, a.mT)).mT + bias).contiguous()
     return None
 
 

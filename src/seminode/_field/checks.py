@@ -162,6 +162,10 @@ def refuse_control(solver: Solver, controller: Any, norm: Any) -> None:
             raise ValueError(f"{name}: solver {solver.name!r} controls its error itself; pass rtol and atol only")
 
 
+#: Frozen, and checked when it is made.
+DEFAULT_CONTROLLER = Integral()
+
+
 def check_controller(controller: Any, solver: Solver) -> Controller:
     if controller is None:
         if solver.error_order is None and not solver.external:
@@ -169,7 +173,7 @@ def check_controller(controller: Any, solver: Solver) -> Controller:
                 f"controller: solver {solver.name!r} has no error estimate and needs one, "
                 "such as controller=sn.FixedStep(0.1)"
             )
-        return Integral()
+        return DEFAULT_CONTROLLER
     if not isinstance(controller, Controller):
         raise TypeError(f"controller: expected a Controller, found {described(controller)}")
     if controller.adaptive and solver.error_order is None and not solver.external:

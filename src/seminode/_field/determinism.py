@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from .._untyped import vector_norm
 from ..errors import StatefulFieldWarning, warn
 from .buffers import Buffer, buffers_of
 from .places import CACHE, Change, Contents
@@ -290,8 +291,13 @@ class SameAnswers:
 
 def fingerprint(x: Tensor) -> Tensor:
     """Two numbers to recognise a tensor by: the sum of its entries, and its norm."""
+    return torch.stack(sum_and_norm(x))
+
+
+def sum_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as two tensors, which takes half of the time."""
     x = x.detach()
-    return torch.stack([x.sum(), torch.linalg.vector_norm(x).to(x.dtype)])
+    return x.sum(), vector_norm(x).to(x.dtype)
 
 
 def field_has_changed(t: float) -> NoReturn:

@@ -189,14 +189,16 @@ def _unwrapped(x: Any) -> Any:
     return getattr(x, "fget", None) or getattr(x, "__func__", x)
 
 
-#: The methods of a class that load globals which may hold values, or have a closure. It takes long to find them.
+#: The methods of a class that load globals which may hold values, or have a closure. It takes long to find them. Of
+#: constructors, which have run before a solve, none: they often name functions that build layers, and these others.
 _LOADED: WeakKeyDictionary[type, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
 
 
 def _methods_of(kind: type) -> Iterator[tuple[FunctionType, tuple[str, ...]]]:
     """These methods, with the names of the globals."""
     if kind not in _LOADED:
-        methods = {name: method for name, x in vars(kind).items() if inspect.isfunction(method := _unwrapped(x))}
+        named = ((name, _unwrapped(x)) for name, x in vars(kind).items() if name != "__init__")
+        methods = {name: method for name, method in named if inspect.isfunction(method)}
         loaded = {name: tuple(_globals_loaded(x.__code__, x.__globals__)) for name, x in methods.items()}
         _LOADED[kind] = {name: names for name, names in loaded.items() if names or methods[name].__closure__}
     for name, names in _LOADED[kind].items():

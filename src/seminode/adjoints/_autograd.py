@@ -15,13 +15,14 @@ from .._compile.graph import Capture
 from .._compile.torch_private import is_batched, transforms_active
 from .._field.accounting import refuse_cut
 from .._field.capture import UseWatch, as_leaf, restricted, substituted
-from .._field.determinism import Determinism, SameAnswers, fingerprint
+from .._field.determinism import Determinism, SameAnswers, sum_and_norm
 from .._field.field import Field
 from .._field.reach import reachable
 from .._ranks import Alone, rank_check
 from .._stepping.engine import EagerEvaluator, Engine, EvaluationLog
 from .._stepping.observers import Counter, Tape
 from .._stepping.problem import Problem
+from .._untyped import vector_norm
 from ..errors import NonFiniteState
 from ..solution import Stats, work_of
 from ._detection import detect
@@ -131,7 +132,7 @@ class FunctionAdjoint(Adjoint):
             inputs = Inputs(forward.problem, params, used_ids, found.others)
         elif forward.problem is not problem:  # an event has cut it short
             inputs = Inputs(forward.problem, params, found.used, found.others)
-        forward.mark = fingerprint(result.ys)
+        forward.mark = sum_and_norm(result.ys)
         # .data: an output that is a state on its own is not a view of anything.
         outputs = result.ys.data, result.coefficients
         ys, coefficients = SolveFunction.apply(self, forward, inputs, outputs, *inputs.tensors)  # type: ignore[misc]
@@ -208,7 +209,8 @@ class Inputs:
         sums = iter(totals)
         found = [next(sums) if need else None for need in needs[2:]]
         tensors = [*self.args, *self.params]
-        rest = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
+        pairs = zip(found, tensors, strict=True)
+        rest = [g if g is None or g.dtype is x.dtype else g.to(x.dtype) for g, x in pairs]
         of_times = None if of_times is None else of_times.to(device=ts.device, dtype=ts.dtype)
         grads = [adj if needs[0] else None, of_times, *rest]
         self.check_unmodified(grads)
@@ -243,7 +245,7 @@ def row_sizes(grad: Tensor | None) -> list[float]:
     """The largest magnitude in every row: zero where there is nothing to backpropagate."""
     if grad is None or len(grad) == 0:
         return []
-    return grad.reshape(len(grad), -1).abs().amax(1).tolist() if grad[0].numel() else [0.0] * len(grad)
+    return vector_norm(grad.reshape(len(grad), -1), math.inf, 1).tolist() if grad[0].numel() else [0.0] * len(grad)
 
 
 def check_cotangents(

@@ -141,16 +141,15 @@ class ForwardPass:
         self.tape: Tape | None = Tape() if problem.dense or problem.save == "steps" else None
         self.samples: Samples | None = None
         self.ranges: list[tuple[int, int]] = []
-        self.count = 0  # how many outputs there are
+        self.count = self.begun = 0  # how many outputs there are, and how many of them are y0 itself
         self.k1: Tensor | None = None  # the first slope, once it is known
-        self.mark: Tensor | None = None  # what the outputs are recognised by
+        self.mark: tuple[Tensor, Tensor] | None = None  # what the outputs are recognised by
         self.detected: Any = None  # what is known about the field, from a stretch before this one
         self.schedule: Any = None
         self.search: Any = None  # for events
         self.bar: Progress | None = None  # of the whole solve
         self._first = True  # whether no stretch came before this one
         self.outputs: Any = None
-        self.begun = 0  # how many outputs are y0 itself
         self.per_sample: PerSample | None = None  # of a batched solve
         self.budget: Budget | None = None  # for activations; stretches share it
 
@@ -229,8 +228,7 @@ class ForwardPass:
         observers: list[Observer] = [self.counter, sampler]
         observers += [o for o in (self.tape, dense, self.recorder, self.samples) if o is not None]
         if problem.progress:
-            lanes = problem.lanes
-            self.bar = self.bar or Progress(problem.times if lanes is None else mean_interval(lanes))
+            self.bar = self.bar or Progress(problem.times if problem.lanes is None else mean_interval(problem.lanes))
             observers.append(self.bar)
         if plans is None:  # steps that are taken again are no news
             observers += problem.observers
@@ -369,9 +367,8 @@ class ForwardPass:
         return stats if self.per_sample is None else replace(stats, per_sample=self.per_sample)
 
     def _schedule(self, run: bool = True) -> Schedule | LaneSchedule:
-        problem, solver = self.problem, self.problem.solver
-        order = solver.error_order or solver.order
-        dtype, controller = real_dtype(problem.y0), problem.controller
+        problem, controller, dtype = self.problem, self.problem.controller, real_dtype(self.problem.y0)
+        order = problem.solver.error_order or problem.solver.order
         if problem.lanes is not None:
             limits = problem.max_steps, self.capture is not None and not problem.events if run else False
             return LaneSchedule(controller, order, problem.lanes, problem.jumps, dtype, *limits)
@@ -387,7 +384,10 @@ class ForwardPass:
     @cached_property
     def start_plan(self) -> Plan:
         """Some plan that starts where the solve does: the first evaluation needs its time."""
-        return self._schedule(run=False).plan(1.0)  # type: ignore[return-value]
+        schedule = self._schedule(run=False)
+        if self.schedule is None and isinstance(schedule, Schedule):
+            self.schedule = schedule
+        return schedule.plan(1.0)  # type: ignore[return-value]
 
     @property
     def output_times(self) -> list[float]:

@@ -18,8 +18,8 @@ def frozen_solve(request: BackwardRequest) -> Callable[[Sequence[Tensor]], list[
     """The solve along its accepted steps, as a function of leaves for y0, ts, the args and the parameters."""
     forward, inputs = request.forward, request.inputs
     problem, plans, n_args = replace(forward.problem, record=False, progress=False), forward.plans, len(inputs.args)
-    mark = forward.mark
-    assert mark is not None
+    assert forward.mark is not None
+    mark = torch.stack(forward.mark)
 
     def solved(leaves: Sequence[Tensor]) -> list[Tensor | None]:
         y0, ts, *rest = leaves
