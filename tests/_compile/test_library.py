@@ -12,7 +12,7 @@ from compiled import forget_programs
 import seminode as sn
 from seminode._compile import inductor, torch_private
 from seminode._compile.graph import FieldGraph, NotCompiled, Unavailable
-from seminode._compile.library import Building, Library, unfinished
+from seminode._compile.library import Building, Library, quick_wrapper, unfinished
 
 
 def test_a_library_is_built_in_another_thread_and_called_when_it_is_there() -> None:
@@ -128,3 +128,41 @@ def test_without_local_options_libraries_are_built_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(config._config["cpp_wrapper"], "user_override", None)  # type: ignore[attr-defined]
     with torch_private.libraries_by(lambda build: build()):
         assert codecache.CppWrapperCodeCache.load_pybinding == before
+
+
+def test_only_the_function_that_calls_the_kernels_is_compiled_with_less_optimisation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sources: list[str] = []
+
+    def noted(code: str) -> str:
+        sources.append(quick_wrapper(code))
+        return sources[-1]
+
+    monkeypatch.setattr(inductor, "quick_wrapper", noted)
+    run = inductor.compile_graph(lambda x: [torch.sin(x) + 1.0], [torch.ones(37)])
+    x = torch.linspace(0.0, 1.0, 37)
+    torch.testing.assert_close(run([x])[0], torch.sin(x) + 1.0)
+    (source,) = sources
+    assert source.count("optimize(") == 1
+    after = source.split("optimize(")[1]
+    assert after.split("void ", 1)[1].startswith("inductor_entry_impl(")
+
+
+def test_the_rules_for_dtypes_are_filled_once_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler as Table
+
+    calls, fill = [0], Table.__init__
+
+    def counted(self: Any) -> None:
+        calls[0] += 1
+        fill(self)
+
+    monkeypatch.setattr(Table, "__init__", counted)
+    with config.patch(fx_graph_cache=False):
+        run = inductor.compile_graph(lambda x: [torch.sin(x) + torch.cos(x) * 0.5], [torch.ones(37)])
+    assert calls[0] == 1
+    assert Table.__init__ is counted  # as it was
+    x = torch.linspace(0.0, 1.0, 37)
+    torch.testing.assert_close(run([x])[0], torch.sin(x) + torch.cos(x) * 0.5)

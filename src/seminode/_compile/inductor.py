@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .batch_axis import BatchAxis, Source
-from .library import Building, Library, Program, unfinished
+from .library import Building, Library, Program, quick_wrapper, unfinished
 from .rewrites import slow, table
 from .torch_private import all_without_values, inductor, libraries_by, make_fx, output_strides, partition
 
@@ -57,7 +57,7 @@ def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
             return _bare(inductor(module, examples, {"layout_optimization": False}))
 
         try:
-            with libraries_by(library):
+            with libraries_by(library, quick_wrapper):
                 made = inductor(copy.deepcopy(module), examples, {"cpp_wrapper": True, "layout_optimization": False})
         except Exception:  # not everything can be
             return otherwise()

@@ -10,6 +10,22 @@ from torch import Tensor
 
 Program = Callable[[list[Any]], Sequence[Tensor]]
 
+#: How the function begins that calls the kernels of a library one after the other.
+_WRAPPER = "\nvoid inductor_entry_impl("
+_QUICK_WRAPPER = """
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O1")))
+#endif
+void inductor_entry_impl("""
+
+
+def quick_wrapper(code: str) -> str:
+    """The source of a library, but that the function which calls its kernels is hardly optimised.
+
+    It is a long list of calls without loops: to optimise it takes as long as all kernels, and makes it no faster.
+    """
+    return code.replace(_WRAPPER, _QUICK_WRAPPER, 1)
+
 
 class Library:
     """A function of a library that is built in a thread of its own, and can be called when that has ended."""
