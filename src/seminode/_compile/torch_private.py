@@ -226,12 +226,12 @@ def _quick(known: bool) -> Iterator[None]:
     rules = _or_none("torch._inductor.utils", "op_dtype_propagation_rules")
     table = _or_none("torch._inductor.dtype_propagation", "DtypePropagationOpsHandler")
     vectors = _or_none("torch._inductor.cpu_vec_isa", "VecISA")
-    fill, check, filled = getattr(table, "__init__", None), getattr(vectors, "check_build", None), {}
+    fill, check, filled = getattr(table, "__init__", id), getattr(vectors, "check_build", None), set()
 
     def fill_once(self: Any) -> None:
-        if filled.get(id(self)) != len(rules):
+        if len(rules) not in filled:  # there is one table, and rules are only added
+            filled.add(len(rules))
             fill(self)
-            filled[id(self)] = len(rules)
 
     with contextlib.ExitStack() as undo:
         if rules is not None and hasattr(table, "_instance"):
@@ -244,13 +244,11 @@ def _quick(known: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def libraries_by(
-    library: Callable[[Callable[[], Callable[..., Any]]], Callable[..., Any]], edited: Callable[[str], str] = str
-) -> Iterator[None]:
+def libraries_by(library: Callable[[Callable[..., Callable[..., Any]]], Callable[..., Any]]) -> Iterator[None]:
     """Inductor's C++ wrappers in here are what `library` makes of the function that builds and loads one.
 
-    That function may be called later, in another thread: options of Inductor are variables of a context, which is
-    copied. Where they are not, or a name is missing, libraries are built at once. `edited` changes their source.
+    It may be called later, in another thread: options of Inductor are variables of a context, which is copied. Where
+    they are not, or a name is missing, libraries are built at once. It takes a function that edits the source.
     """
     cache = _or_none("torch._inductor.codecache", "CppWrapperCodeCache")
     config = importlib.import_module("torch._inductor.config")
@@ -262,10 +260,12 @@ def libraries_by(
     build = cache.load_pybinding
 
     def load_later(*args: Any, **options: Any) -> Callable[..., Any]:
-        context = contextvars.copy_context()
-        if isinstance(options.get("main_code"), str):
-            options["main_code"] = edited(options["main_code"])
-        return library(lambda: context.run(build, *args, **options))
+        context, code = contextvars.copy_context(), options.get("main_code")
+
+        def load(edited: Callable[[str], str] = str) -> Callable[..., Any]:
+            return context.run(build, *args, **options | ({"main_code": edited(code)} if code else {}))
+
+        return library(load)
 
     cache.load_pybinding = load_later
     try:
