@@ -12,7 +12,7 @@ from compiled import forget_programs
 import seminode as sn
 from seminode._compile import inductor, torch_private
 from seminode._compile.graph import FieldGraph, NotCompiled, Unavailable
-from seminode._compile.library import Building, Library, unfinished
+from seminode._compile.library import Building, Library, quickly_built, unfinished
 
 
 def test_a_library_is_built_in_another_thread_and_called_when_it_is_there() -> None:
@@ -128,3 +128,65 @@ def test_without_local_options_libraries_are_built_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(config._config["cpp_wrapper"], "user_override", None)  # type: ignore[attr-defined]
     with torch_private.libraries_by(lambda build: build()):
         assert codecache.CppWrapperCodeCache.load_pybinding == before
+
+
+def _sources(monkeypatch: pytest.MonkeyPatch, broken: bool = False) -> list[str]:
+    """Of what is built from now on. With `broken`, what was made of a source cannot be compiled."""
+    sources: list[str] = []
+
+    def noted(build: Any) -> Any:
+        def build_noted(edited: Any = str) -> Any:
+            def changed(code: str) -> str:
+                sources.append(edited(code))
+                return sources[-1] + ("\nnonsense" if broken and edited is not str else "")
+
+            return build(changed)
+
+        return quickly_built(build_noted)
+
+    monkeypatch.setattr(inductor, "quickly_built", noted)
+    return sources
+
+
+def test_sources_are_edited_to_compile_in_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the function that calls the kernels is compiled with less optimisation, and headers are left out."""
+    sources = _sources(monkeypatch)
+    run = inductor.compile_graph(lambda x: [torch.sin(x) + 1.0], [torch.ones(37)])
+    x = torch.linspace(0.0, 1.0, 37)
+    torch.testing.assert_close(run([x])[0], torch.sin(x) + 1.0)
+    (source,) = sources
+    assert source.count("optimize(") == 1
+    assert source.split("optimize(")[1].split("void ", 1)[1].startswith("inductor_entry_impl(")
+    assert "class RAIIPyObject" in source
+    assert "stable/library.h" not in source
+
+
+def test_a_source_that_cannot_be_edited_is_compiled_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = _sources(monkeypatch, broken=True)
+    run = inductor.compile_graph(lambda x: [torch.cos(x) + 3.0], [torch.ones(37)])
+    assert isinstance(run, Building)
+    monkeypatch.setattr(run, "_otherwise", lambda: pytest.fail("compiled without the C++ wrapper"))
+    x = torch.linspace(0.0, 1.0, 37)
+    torch.testing.assert_close(run([x])[0], torch.cos(x) + 3.0)
+    edited, plain = sources
+    assert "optimize(" in edited
+    assert "optimize(" not in plain
+
+
+def test_the_rules_for_dtypes_are_filled_once_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler as Table
+
+    calls, fill = [0], Table.__init__
+
+    def counted(self: Any) -> None:
+        calls[0] += 1
+        fill(self)
+
+    monkeypatch.setattr(Table, "__init__", counted)
+    with config.patch(fx_graph_cache=False):
+        run = inductor.compile_graph(lambda x: [torch.sin(x) + torch.cos(x) * 0.5], [torch.ones(37)])
+    assert calls[0] == 1
+    assert Table.__init__ is counted  # as it was
+    x = torch.linspace(0.0, 1.0, 37)
+    torch.testing.assert_close(run([x])[0], torch.sin(x) + torch.cos(x) * 0.5)

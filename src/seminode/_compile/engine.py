@@ -353,7 +353,8 @@ def compiled_engine(
     if captured.graph.unused:
         # Two tensors: a tracer tells its inputs apart by their identity.
         y0, k1 = problem.y0.detach(), torch.empty_like(problem.y0, requires_grad=False)
-        programs.build(*_begins_with(problem, None), (step_program, solver, problem.error, y0, k1), *later)
+        # The one that takes longest first, so that there is as much as possible to be done beside it.
+        programs.build(*later, (step_program, solver, problem.error, y0, k1), *_begins_with(problem, None))
     step = CompiledStepper(solver, problem.error, allowed, programs, evaluate, eager_step, log)
     start = None if captured.lanes is not None else CompiledStarter(problem, allowed, programs, log)
     return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start)
@@ -376,7 +377,7 @@ def saving_engine(
     allowed = tolerances(problem.error, problem.y0)
     if captured.graph.unused:
         saving = saving_programs, solver, problem.error, wanted, slopes, problem.y0.detach()
-        shared.build(*_begins_with(problem, wanted), saving)
+        shared.build(saving, *_begins_with(problem, wanted))
     plain = CompiledStepper(solver, problem.error, allowed, shared, evaluate, eager_step, log)
     step = SavingStepper(solver, allowed, programs, evaluate, plain, log, budget)
     start = CompiledStarter(problem, allowed, shared, log, evaluate, wanted)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .batch_axis import BatchAxis, Source
-from .library import Building, Library, Program, unfinished
+from .library import Building, Library, Program, quickly_built, unfinished
 from .rewrites import slow, table
 from .torch_private import all_without_values, inductor, libraries_by, make_fx, output_strides, partition
 
@@ -49,8 +49,8 @@ def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
         # Channels last makes convolutions no faster there, and everything around them slower.
         libraries: list[Library] = []
 
-        def library(build: Callable[[], Callable[..., Any]]) -> Library:
-            libraries.append(Library(build))
+        def library(build: Callable[..., Callable[..., Any]]) -> Library:
+            libraries.append(Library(lambda: quickly_built(build)))
             return libraries[-1]
 
         def otherwise() -> Program:

@@ -2,13 +2,68 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Program = Callable[[list[Any]], Sequence[Tensor]]
+
+#: How the function begins that calls the kernels of a library one after the other.
+_WRAPPER = "\nvoid inductor_entry_impl("
+_QUICK_WRAPPER = """
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O1")))
+#endif
+void inductor_entry_impl("""
+
+_FOLDER = "torch/csrc/inductor/cpp_wrapper/"
+_HEADER = f"#include <{_FOLDER}cpu.h>\n"
+#: What the header includes that takes long to read, and a word that occurs in every source which needs it.
+_UNUSED = {"#include <torch/csrc/stable/library.h>\n": "stable::", "#include <filesystem>\n": "filesystem"}
+
+
+def quickly_built(build: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    """What `build` makes of a source that takes less time to compile; or of the source as it is, if that fails."""
+    try:
+        return build(lambda code: _with_short_header(quick_wrapper(code)))
+    except Exception:
+        return build()
+
+
+def quick_wrapper(code: str) -> str:
+    """The source of a library, but that the function which calls its kernels is hardly optimised.
+
+    It is a long list of calls without loops: to optimise it takes as long as all kernels, and makes it no faster.
+    """
+    return code.replace(_WRAPPER, _QUICK_WRAPPER, 1)
+
+
+def _with_short_header(code: str) -> str:
+    """The source with the text of a header in place of the header, without what it includes and nobody needs."""
+    if any(word in code for word in _UNUSED.values()):
+        return code
+    text = _common_header()
+    for line in _UNUSED:
+        text = text.replace(line, "")
+    return code.replace(_HEADER, f"{text}\n#include <{_FOLDER}device_internal/cpu.h>\n", 1) if text else code
+
+
+@functools.cache
+def _common_header() -> str:
+    """The header on which those for all devices are based; empty if this version of torch is another one."""
+    folder = Path(torch.__file__).parent / "include" / _FOLDER
+    try:
+        own, common = (folder / name for name in ("cpu.h", "common.h"))
+        lines = [line for line in own.read_text().splitlines() if line.startswith("#include")]
+        known = [f"#include <{_FOLDER}{name}>" for name in ("common.h", "device_internal/cpu.h")]
+        return common.read_text().replace("#pragma once\n", "") if lines == known else ""
+    except OSError:
+        return ""
 
 
 class Library:

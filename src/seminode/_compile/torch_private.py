@@ -206,21 +206,49 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
         inputs = [static_fake(mode, x) for x in examples]
     else:
         mode = mode_of(inputs)
-    alone = contextlib.nullcontext()
-    if hasattr(caches, "bundled_autograd_cache"):
-        alone = caches.patch(bundled_autograd_cache=False)
+    bundled = hasattr(caches, "bundled_autograd_cache")
+    alone = caches.patch(bundled_autograd_cache=False) if bundled else contextlib.nullcontext()
     if getattr(config.cpp, "vec_isa_ok", False) is None and _all_instructions_known():
         options = options | {"cpp.vec_isa_ok": True}
-    with tracing(context(mode)), config.patch(options), alone:
+    if hasattr(config, "cpp_cache_precompile_headers"):
+        options = options | {"cpp_cache_precompile_headers": False}  # to look for one takes as long as to read it
+    with tracing(context(mode)), config.patch(options), alone, _quick(_all_instructions_known()):
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
 
 
 @contextlib.contextmanager
-def libraries_by(library: Callable[[Callable[[], Callable[..., Any]]], Callable[..., Any]]) -> Iterator[None]:
+def _quick(known: bool) -> Iterator[None]:
+    """Inductor without what it does again and again, or what is known.
+
+    Its table of dtype rules is one object, but is filled again for every operation of a kernel. If all vector
+    instructions are `known` to the C++ compiler, only those are tried out that need more than that.
+    """
+    rules = _or_none("torch._inductor.utils", "op_dtype_propagation_rules")
+    table = _or_none("torch._inductor.dtype_propagation", "DtypePropagationOpsHandler")
+    vectors = _or_none("torch._inductor.cpu_vec_isa", "VecISA")
+    fill, check, filled = getattr(table, "__init__", id), getattr(vectors, "check_build", None), set()
+
+    def fill_once(self: Any) -> None:
+        if len(rules) not in filled:  # there is one table, and rules are only added
+            filled.add(len(rules))
+            fill(self)
+
+    with contextlib.ExitStack() as undo:
+        if rules is not None and hasattr(table, "_instance"):
+            table.__init__ = fill_once
+            undo.callback(setattr, table, "__init__", fill)
+        if known and check is not None:
+            vectors.check_build = lambda self, code: "_tile_" not in code or check(self, code)
+            undo.callback(setattr, vectors, "check_build", check)
+        yield
+
+
+@contextlib.contextmanager
+def libraries_by(library: Callable[[Callable[..., Callable[..., Any]]], Callable[..., Any]]) -> Iterator[None]:
     """Inductor's C++ wrappers in here are what `library` makes of the function that builds and loads one.
 
-    That function may be called later, in another thread: options of Inductor are variables of a context, which is
-    copied. Where they are not, or a name is missing, libraries are built at once.
+    It may be called later, in another thread: options of Inductor are variables of a context, which is copied. Where
+    they are not, or a name is missing, libraries are built at once. It takes a function that edits the source.
     """
     cache = _or_none("torch._inductor.codecache", "CppWrapperCodeCache")
     config = importlib.import_module("torch._inductor.config")
@@ -232,8 +260,12 @@ def libraries_by(library: Callable[[Callable[[], Callable[..., Any]]], Callable[
     build = cache.load_pybinding
 
     def load_later(*args: Any, **options: Any) -> Callable[..., Any]:
-        context = contextvars.copy_context()
-        return library(lambda: context.run(build, *args, **options))
+        context, code = contextvars.copy_context(), options.get("main_code")
+
+        def load(edited: Callable[[str], str] = str) -> Callable[..., Any]:
+            return context.run(build, *args, **options | ({"main_code": edited(code)} if code else {}))
+
+        return library(load)
 
     cache.load_pybinding = load_later
     try:
