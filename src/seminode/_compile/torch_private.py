@@ -184,6 +184,34 @@ def usual_decompositions() -> dict[Any, Callable[..., Any]]:
     return private("torch._inductor.decomposition", "select_decomp_table")()
 
 
+@functools.cache
+def onednn_linear() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(a, b) ↦ abᵀ by oneDNN, as an operation that Inductor calls from C++; `None` where that was not tried."""
+    known = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 13)
+    if (
+        not known
+        or not torch.backends.mkldnn.is_available()
+        or _or_none("torch._inductor.mkldnn_ir", "LinearUnary") is None
+    ):
+        return None
+    return lambda a, b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+
+
+@contextlib.contextmanager
+def _products_of_variables() -> Iterator[None]:
+    """Inductor compiles this operation in here; by its own rule it does so for constant weights only."""
+    if onednn_linear() is None:
+        yield
+        return
+    rules, op = private("torch._inductor.lowering", "lowerings"), torch.ops.mkldnn._linear_pointwise.default
+    kernel, box = private("torch._inductor.mkldnn_ir", "LinearUnary"), private("torch._inductor.ir", "TensorBox")
+    own, rules[op] = rules[op], lambda *args: box.create(kernel.create(*args))
+    try:
+        yield
+    finally:
+        rules[op] = own
+
+
 def partition(module: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Cut the graph of a function and its VJP into two, with as little as possible kept between them."""
     cut = private("torch._functorch.partitioners", "min_cut_rematerialization_partition")
@@ -211,7 +239,7 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
         alone = caches.patch(bundled_autograd_cache=False)
     if getattr(config.cpp, "vec_isa_ok", False) is None and _all_instructions_known():
         options = options | {"cpp.vec_isa_ok": True}
-    with tracing(context(mode)), config.patch(options), alone:
+    with tracing(context(mode)), config.patch(options), alone, _products_of_variables():
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
 
 
