@@ -50,6 +50,7 @@ LAYERS = [
         "_compile.rewrites",
         "_integrals.nan_probe",
     },
+    {"_compile.recompute"},
     {
         "tableaux_implicit",
         "_error_norm",

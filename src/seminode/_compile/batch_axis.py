@@ -29,9 +29,10 @@ class NotOfAnySize(Exception):
 
 
 class BatchAxis:
-    """An axis of unknown size; `size` stands for it in shapes."""
+    """An axis of unknown size; `size` stands for it in shapes, and `hint` is the size that it was first met with."""
 
     def __init__(self, hint: int):
+        self.hint = hint
         self._mode, self.size = symbolic_size(hint)
         self._admitted: dict[tuple[int, int], bool] = {}
 
