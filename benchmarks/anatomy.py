@@ -28,6 +28,8 @@ from .torch_runners import TorchRunner
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 PRODUCTS |= {aten.convolution.default, aten.convolution_backward.default}
+if torch.backends.mkldnn.is_available():  # large products
+    PRODUCTS.add(torch.ops.mkldnn._linear_pointwise.default)
 
 
 class ProductRecorder(fx.Interpreter):

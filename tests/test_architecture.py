@@ -34,6 +34,7 @@ LAYERS = [
         "_stepping.budget",
         "_stepping.checkpoints",
         "_compile.process",
+        "_compile.symbolic_sizes",
         "_compile.torch_private",
     },
     {"_compile.library", "_compile.stance"},
@@ -50,6 +51,7 @@ LAYERS = [
         "_compile.rewrites",
         "_integrals.nan_probe",
     },
+    {"_compile.recompute"},
     {
         "tableaux_implicit",
         "_error_norm",

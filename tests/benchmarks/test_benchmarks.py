@@ -18,7 +18,7 @@ from compiled import replace_back_end
 from project import ROOT
 
 import seminode as sn
-from benchmarks import adjoints, anatomy, overhead, report, scaling, ways, work_precision
+from benchmarks import adjoints, anatomy, compiled, overhead, report, scaling, ways, work_precision
 from benchmarks.adjoints import Ours, Torchdiffeq, backsolve, compare, measure, reference_gradient
 from benchmarks.contenders import contenders
 from benchmarks.problems import GradientProblem, cde_problem, exact_linear_outputs, flow_problem, linear_problem
@@ -315,6 +315,17 @@ def test_a_pass_is_taken_apart() -> None:
     assert parts.calls >= 3  # the first slope, the probe, and a step each way
     assert 0.0 < parts.products < parts.whole
     assert 0.0 < parts.programs < parts.whole
+
+
+@pytest.mark.usefixtures("no_back_end")
+def test_eager_and_compiled_passes_agree() -> None:
+    passes = compiled.compare("small", ["Replay", "Reversible"], repeats=1, quick=True)
+    for line, by_mode in zip(compiled.rows("small", passes), passes.values(), strict=True):
+        assert len(line) == len(compiled.HEADER)
+        eager, run = by_mode["eager"], by_mode["compiled"]
+        assert 0 < run.cost <= eager.cost
+        assert 0.0 < run.seconds < float("inf")
+        assert compiled.difference(eager.gradient, run.gradient) < 1e-5
 
 
 @pytest.mark.usefixtures("no_back_end")

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .torch_private import guards_hold, input_examples, is_open, ratio_to, static_fake, symbolic_size, value_at
+from .symbolic_sizes import guards_hold, is_open, ratio_to, value_at
+from .torch_private import input_examples, static_fake, symbolic_size
 
 #: How many graphs are remembered for comparison with the graph of the same field for another size.
 REMEMBERED = 256
@@ -29,9 +30,10 @@ class NotOfAnySize(Exception):
 
 
 class BatchAxis:
-    """An axis of unknown size; `size` stands for it in shapes."""
+    """An axis of unknown size; `size` stands for it in shapes, and `hint` is the size that it was first met with."""
 
     def __init__(self, hint: int):
+        self.hint = hint
         self._mode, self.size = symbolic_size(hint)
         self._admitted: dict[tuple[int, int], bool] = {}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .batch_axis import BatchAxis, Source
 from .library import Building, Library, Program, quickly_built, unfinished
+from .recompute import keep_less
 from .rewrites import slow, table
 from .torch_private import all_without_values, inductor, libraries_by, make_fx, output_strides, partition
 
@@ -130,6 +131,7 @@ def split(
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     module.recompile()
     forward, backward = partition(module, outputs)
+    keep_less(forward, backward, outputs, axis)
     (end,) = forward.graph.find_nodes(op="output")
     kept = [node.meta["val"] for node in end.args[0][outputs:]]
     sizes = [x for x in kept if not isinstance(x, Tensor)]

@@ -184,6 +184,34 @@ def usual_decompositions() -> dict[Any, Callable[..., Any]]:
     return private("torch._inductor.decomposition", "select_decomp_table")()
 
 
+@functools.cache
+def onednn_linear() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(a, b) ↦ abᵀ by oneDNN, as an operation that Inductor calls from C++; `None` where that was not tried."""
+    known = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 13)
+    if (
+        not known
+        or not torch.backends.mkldnn.is_available()
+        or _or_none("torch._inductor.mkldnn_ir", "LinearUnary") is None
+    ):
+        return None
+    return lambda a, b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+
+
+@contextlib.contextmanager
+def _products_of_variables() -> Iterator[None]:
+    """Inductor compiles this operation in here; by its own rule it does so for constant weights only."""
+    if onednn_linear() is None:
+        yield
+        return
+    rules, op = private("torch._inductor.lowering", "lowerings"), torch.ops.mkldnn._linear_pointwise.default
+    kernel, box = private("torch._inductor.mkldnn_ir", "LinearUnary"), private("torch._inductor.ir", "TensorBox")
+    own, rules[op] = rules[op], lambda *args: box.create(kernel.create(*args))
+    try:
+        yield
+    finally:
+        rules[op] = own
+
+
 def partition(module: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Cut the graph of a function and its VJP into two, with as little as possible kept between them."""
     cut = private("torch._functorch.partitioners", "min_cut_rematerialization_partition")
@@ -212,16 +240,16 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
         options = options | {"cpp.vec_isa_ok": True}
     if hasattr(config, "cpp_cache_precompile_headers"):
         options = options | {"cpp_cache_precompile_headers": False}  # to look for one takes as long as to read it
-    with tracing(context(mode)), config.patch(options), alone, _quick(_all_instructions_known()):
+    with tracing(context(mode)), config.patch(options), alone, _quick(), _products_of_variables():
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
 
 
 @contextlib.contextmanager
-def _quick(known: bool) -> Iterator[None]:
+def _quick() -> Iterator[None]:
     """Inductor without what it does again and again, or what is known.
 
     Its table of dtype rules is one object, but is filled again for every operation of a kernel. If all vector
-    instructions are `known` to the C++ compiler, only those are tried out that need more than that.
+    instructions are known to the C++ compiler, only those are tried out that need more than that.
     """
     rules = _or_none("torch._inductor.utils", "op_dtype_propagation_rules")
     table = _or_none("torch._inductor.dtype_propagation", "DtypePropagationOpsHandler")
@@ -237,7 +265,7 @@ def _quick(known: bool) -> Iterator[None]:
         if rules is not None and hasattr(table, "_instance"):
             table.__init__ = fill_once
             undo.callback(setattr, table, "__init__", fill)
-        if known and check is not None:
+        if check is not None and _all_instructions_known():
             vectors.check_build = lambda self, code: "_tile_" not in code or check(self, code)
             undo.callback(setattr, vectors, "check_build", check)
         yield
@@ -307,34 +335,6 @@ def symbolic_size(hint: int) -> tuple[Any, Any]:
     source = private("torch._dynamo.source", "ConstantSource")("batch")
     symbol = env.create_symbol(hint, source, dynamic_dim=dynamic)
     return fake(shape_env=env), env.create_symintnode(symbol, hint=hint, source=source)
-
-
-def guards_hold(size: Any, n: int, known: dict[tuple[int, int], bool]) -> bool:
-    """Whether n has all properties that were assumed of a symbolic size. `known` are earlier answers."""
-    env, symbol = size.node.shape_env, size.node._expr
-    key = n, len(env.guards)
-    if key not in known:
-        # Sizes of zero and one are never assumed: they broadcast.
-        known[key] = n > 1 and all(bool(guard.expr.subs({symbol: n}) == True) for guard in env.guards)  # noqa: E712
-    return known[key]
-
-
-def value_at(value: Any, size: Any, n: int) -> int:
-    """An expression of a symbolic size, for the size n."""
-    return int(value.node.expr.subs({size.node._expr: n})) if isinstance(value, torch.SymInt) else value
-
-
-def ratio_to(value: Any, size: Any) -> int | None:
-    """An expression as a multiple of a symbolic size, if it is one."""
-    if not isinstance(value, torch.SymInt):
-        return None
-    ratio = value.node.expr / size.node._expr
-    return int(ratio) if ratio.is_Integer else None
-
-
-def is_open(size: Any) -> bool:
-    """Whether a size is symbolic, and was not found to be a certain number."""
-    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
 
 def input_examples(module: torch.fx.GraphModule) -> list[Any]:
