@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import unicodedata
+import warnings
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,26 @@ def test_code_runs_and_prints_what_the_page_says(page: Path) -> None:
         said, found = block.output, printed.getvalue()
         if said is not None and not doctest.OutputChecker().check_output(said, found, LENIENT):
             pytest.fail(f"{page.name}, line {block.line}: the page says\n{said}\nand the code\n{found}")
+
+
+def test_the_block_with_lightning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is marked "py", not "python", since Lightning is not always installed."""
+    pytest.importorskip("lightning")
+    page = DOCS / "training.md"
+    (code,) = re.findall(r"^```py\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__", "folder": tmp_path}
+    exec("import torch\nfrom seminode.models import ConcatMLP, NeuralODE", namespace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning recommends more workers
+        exec(compile(code, str(page), "exec", dont_inherit=True), namespace)
+    assert len((tmp_path / "lightning.csv").read_text().splitlines()) == 1 + 4
+
+
+def test_every_block_of_python_is_run() -> None:
+    """Blocks marked "py" are run by tests of their own, except those of data that must be downloaded."""
+    marked = {page.name for page in PAGES if re.search(r"^```py$", page.read_text(encoding="utf-8"), re.MULTILINE)}
+    assert marked == {"data.md", "distributed.md", "training.md"}
 
 
 def prose(page: Path) -> str:
