@@ -127,6 +127,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(place.resolve()), f"{page.name} links to {target}#{anchor}"
 
 
+@every_page
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:tests|benchmarks|examples|src|docs|results)/[\w./-]+)`", prose(page)):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@every_page
+def test_programs_that_a_page_calls_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"python ((?:examples|docs)/[\w/]+\.py)", text):
+        assert (ROOT / name).exists(), f"{page.name} calls {name}"
+    for name in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), f"{page.name} calls {name}"
+
+
 def test_a_broken_anchor_is_found() -> None:
     known = anchors(DOCS / "start.md")
     assert {"jumps", "coming-from-torchdiffeq", "when-a-solve-fails"} <= known
