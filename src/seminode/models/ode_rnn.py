@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._field.checks import check_count, check_flags, check_solver
+from .._untyped import integers
 from ..paths.knots import Knots, check_knots
 from ..solution import Record, Stats
 from ..solvers.explicit import ExplicitRungeKutta
@@ -204,7 +205,7 @@ class ODERNN(SolvingModule):
         inputs = torch.cat((rows.values, rows.observed.to(h.dtype)), -1).unbind()
         observed = rows.observed.any(-1, keepdim=True)
         # Packed rows have read the numbers of observations already; reading more costs nothing then.
-        everywhere = observed.all(1).flatten().tolist() if self.packed else [False] * len(observed)
+        full = integers(observed.all(1).flatten().int()) if self.packed else []
         begins, widths = rows.times[:-1].to(h.dtype).unbind(), rows.times.diff(dim=0).to(h.dtype).unbind()
         solver = None if self.steps is None or self.exponential else self._explicit()
         states: list[Tensor] = []
@@ -216,7 +217,7 @@ class ODERNN(SolvingModule):
                 stats += self._stats
                 records += self._records
             updated = self.cell(inputs[k], h).to(h.dtype)
-            h = updated if everywhere[k] else torch.where(some, updated, h)
+            h = updated if full and full[k] else torch.where(some, updated, h)
             if ts is not None:
                 states.append(h)
         self._stats, self._records = tuple(stats), tuple(records)
