@@ -73,8 +73,9 @@ soak: $(STAMP)-bench ## very long solves and trainings: memory, clock, caches; t
 notebooks: $(STAMP)-docs ## execute the tutorials, some minutes, and store their outputs
 	$(BIN)/python docs/tutorials/execute.py --limit 120
 
-docs: $(STAMP)-docs ## build the documentation into site
+docs: $(STAMP)-docs ## build the documentation into site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python .ci/site_links.py site
 
 wheel-test: ## build from a clean clone into dist, install for PYTHONS with torch TORCH, try it there
 	$(PYTHON) .ci/wheel_test.py --dist dist --torch $(TORCH) --python $(PYTHONS)

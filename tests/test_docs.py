@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import unicodedata
+import warnings
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +75,26 @@ def test_code_runs_and_prints_what_the_page_says(page: Path) -> None:
             pytest.fail(f"{page.name}, line {block.line}: the page says\n{said}\nand the code\n{found}")
 
 
+def test_the_block_with_lightning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is marked "py", not "python", since Lightning is not always installed."""
+    pytest.importorskip("lightning")
+    page = DOCS / "training.md"
+    (code,) = re.findall(r"^```py\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__", "folder": tmp_path}
+    exec("import torch\nfrom seminode.models import ConcatMLP, NeuralODE", namespace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning recommends more workers
+        exec(compile(code, str(page), "exec", dont_inherit=True), namespace)
+    assert len((tmp_path / "lightning.csv").read_text().splitlines()) == 1 + 4
+
+
+def test_every_block_of_python_is_run() -> None:
+    """Blocks marked "py" are run by tests of their own, except those of data that must be downloaded."""
+    marked = {page.name for page in PAGES if re.search(r"^```py$", page.read_text(encoding="utf-8"), re.MULTILINE)}
+    assert marked == {"data.md", "distributed.md", "training.md"}
+
+
 def prose(page: Path) -> str:
     """The text of a page or of a notebook, without code."""
     if page.suffix == ".ipynb":
@@ -104,6 +125,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert place.exists(), f"{page.name} links to {target}"
         if anchor:
             assert anchor in anchors(place.resolve()), f"{page.name} links to {target}#{anchor}"
+
+
+@every_page
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:tests|benchmarks|examples|src|docs|results)/[\w./-]+)`", prose(page)):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@every_page
+def test_programs_that_a_page_calls_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"python ((?:examples|docs)/[\w/]+\.py)", text):
+        assert (ROOT / name).exists(), f"{page.name} calls {name}"
+    for name in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), f"{page.name} calls {name}"
 
 
 def test_a_broken_anchor_is_found() -> None:

@@ -16,6 +16,7 @@ import seminode as sn
 
 RELEASE = runpy.run_path(str(ROOT / ".ci" / "release_check.py"))
 WHEEL = runpy.run_path(str(ROOT / ".ci" / "wheel_test.py"))
+LINKS = runpy.run_path(str(ROOT / ".ci" / "site_links.py"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -121,3 +122,18 @@ def test_the_program_of_the_readme_is_found() -> None:
     program = WHEEL["ten_lines"](ROOT)
     assert "import seminode as sn" in program
     assert "sol.stats" in program
+
+
+def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<h1 id="top"></h1><a href="#top">a</a><a href="sub/page.html#here">b</a><a href="https://example.org/x">c</a>'
+        '<a href="#gone">d</a><a href="missing.html">e</a><a href="sub/page.html#away">f</a>'
+    )
+    (tmp_path / "sub" / "page.html").write_text('<h2 id="here"></h2><img src="../picture.png?v=1">')
+    (tmp_path / "picture.png").touch()
+    count, lost = LINKS["broken"](tmp_path)
+    assert count == 6
+    assert lost == ["index.html: #gone", "index.html: missing.html", "index.html: sub/page.html#away"]
+    assert LINKS["main"]([str(tmp_path)]) == 1
+    assert LINKS["main"]([str(tmp_path / "sub")]) == 2

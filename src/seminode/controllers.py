@@ -221,6 +221,14 @@ class Integral(Adaptive):
 
     r is the error ratio and k the order of the error estimate; φ = 1 for r < 1 (after an accepted step the next one is
     never shorter) and φ = `factor_min` otherwise. Kidger, Chen and Lyons (2021) and torchdiffeq use this controller.
+    Its arguments are those of [`Adaptive`][seminode.controllers.Adaptive]. Hairer, Nørsett, Wanner, *Solving Ordinary
+    Differential Equations I* (1993), II.4.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> controller = sn.Integral(dt0=0.01, dt_max=0.1)
+        >>> sn.solve(lambda t, y: -y, torch.ones(1), [0.0, 1.0], controller=controller).stats.accepted >= 10
+        True
     """
 
     elementwise: ClassVar[bool] = True

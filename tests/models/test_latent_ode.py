@@ -252,11 +252,46 @@ def test_annealing_rises_from_zero_to_one() -> None:
 
 
 X = torch.zeros(2, 3, 2)
+
+
+def test_exponential_steps_have_order_one() -> None:
+    """Against a solve of the same equation; halving the steps halves the error."""
+    torch.manual_seed(0)
+    x, times = torch.randn(4, 5, 2, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64).cumsum(1)
+    exact = ODERNN(2, 3, rtol=1e-10, atol=1e-12).double()
+    errors = []
+    for steps in (1, 64, 128):
+        model = ODERNN(2, 3, steps=steps, exponential=True).double()
+        model.load_state_dict(exact.state_dict())
+        errors.append(float((model(x, times) - exact(x, times)).abs().max()))
+        assert model.nfe == 4 * steps
+    assert errors[1] / errors[2] == pytest.approx(2.0, rel=0.05)
+    assert errors[0] < 0.2
+
+
+def test_exponential_steps_keep_the_state_bounded() -> None:
+    cell = GRUODECell(4)
+    h = 2.0 * torch.rand(50, 4) - 1.0
+    assert cell.exponential_step(h, torch.full((50, 1), 100.0)).abs().max() <= 1.0
+    constant = GRUODECell(1)
+    with torch.no_grad():
+        for parameter in constant.parameters():
+            parameter.zero_()  # z = ½ and g = 0, so that h = h₀ exp(−t/2)
+    end = constant.exponential_step(torch.ones(1, 1), torch.tensor([[3.0]]))
+    torch.testing.assert_close(end, torch.full((1, 1), math.exp(-1.5)))
+
+
 BAD: list[tuple[Any, str]] = [
     (lambda: ODERNN(0, 3), "channels"),
     (lambda: ODERNN(2, 3, steps=0), "steps"),
     (lambda: ODERNN(2, 3, steps=1, rtol=1e-3), "rtol: expected only the option solver with steps"),
     (lambda: ODERNN(2, 3, steps=1, solver="kvaerno3"), "solver: expected an explicit Runge–Kutta method with steps"),
+    (lambda: ODERNN(2, 3, exponential=True), "exponential: expected steps and no options of solve"),
+    (lambda: ODERNN(2, 3, steps=1, exponential=True, solver="heun"), "exponential: expected steps and no options"),
+    (
+        lambda: ODERNN(2, 3, steps=1, exponential=True, field=LatentField(3)),
+        "exponential: expected a field with a method exponential_step, found LatentField",
+    ),
     (lambda: ODERNN(2, 3)(torch.zeros(3, 2)), r"x: expected shape \(batch, times, channels\)"),
     (lambda: ODERNN(2, 3)(torch.zeros(1, 3, 4)), r"x: expected observations of shape \(..., 2\)"),
     (lambda: ODERNN(2, 3)(X, ts="all"), "ts: expected None or 'knots', found 'all'"),  # type: ignore[arg-type]
@@ -301,6 +336,8 @@ def test_the_benchmark_trains_the_same_model_twice() -> None:
     torch.testing.assert_close(
         contender.predict(data.seen, data.times), ours.predict(data.seen, data.times), rtol=1e-2, atol=1e-2
     )
+    assert isinstance(model.encoder, ODERNN)
+    model.encoder.exponential = False  # as in the publication
     for expected, actual in zip(
         contender.posterior(data.seen, data.times), model.posterior(data.seen, data.times), strict=True
     ):

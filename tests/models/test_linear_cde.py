@@ -167,3 +167,19 @@ BAD: list[tuple[Any, str]] = [
 def test_bad_arguments(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_init_scale_is_the_size_of_the_matrices() -> None:
+    torch.manual_seed(0)
+    for scale in (0.3, 1.0):
+        (flow,) = LinearCDE(9, 400, block=4, time=False, init_scale=scale).flows
+        assert flow.matrices.std().item() == pytest.approx(scale / 6, rel=0.05)  # type: ignore[union-attr, operator]
+    with pytest.raises(ValueError, match="init_scale: expected a finite number"):
+        LinearCDE(2, 4, init_scale=-1.0)
+
+
+def test_the_state_of_a_long_series_stays_moderate() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 160, 20)
+    sizes = [LinearCDE(20, 32, init_scale=scale)(x).abs().max().item() for scale in (0.1, 1.0)]
+    assert sizes[0] < 100.0 < sizes[1]

@@ -27,6 +27,18 @@ class Checkpointed(DiscreteAdjoint):
 
     Arguments:
         n: the number of states, including the initial one.
+
+    References: Griewank and Walther, *Algorithm 799: Revolve*, ACM TOMS 26 (2000); with an unknown number of steps:
+    Wang, Moin and Iaccarino, SIAM J. Sci. Comput. 31 (2009); Stumm and Walther, SIAM J. Sci. Comput. 32 (2010).
+
+    Example:
+        >>> import torch
+        >>> import seminode as sn
+        >>> y0 = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], adjoint=sn.Checkpointed(3))
+        >>> sol.ys[-1].sum().backward()
+        >>> sol.stats.backward.nfe > 6 * sol.stats.accepted  # some steps are computed more than once
+        True
     """
 
     batches: ClassVar[bool] = True

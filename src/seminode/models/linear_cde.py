@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import paths
-from .._field.checks import check_count, check_flags
+from .._field.checks import check_count, check_flags, check_number
 from .neural_cde import with_channels
 from .neural_ode import read_out
 from .small_matrices import exponential, multiply, product_of, scan_products
@@ -39,6 +39,8 @@ class LinearCDE(nn.Module):
         layers: number of equations; each one but the first is driven by a nonlinear function of the states before it.
         affine: whether there is a term b_a.
         time, intensity: as in [`NeuralCDE`][seminode.models.NeuralCDE].
+        init_scale: size of the initial matrices. The exponent of a step of size 1 in each channel has entries with the
+            standard deviation init_scale/√block. With 1, the state of a long series grows until it overflows.
 
     Shapes: x (batch, times, channels) ↦ (batch, outputs), or with `ts="knots"` (times, batch, outputs).
 
@@ -63,6 +65,7 @@ class LinearCDE(nn.Module):
         affine: bool = True,
         time: bool = True,
         intensity: bool = False,
+        init_scale: float = 0.3,
     ):
         super().__init__()
         check_flags(affine=affine, time=time, intensity=intensity)
@@ -76,7 +79,7 @@ class LinearCDE(nn.Module):
         self.intensity = intensity
         control = time + channels * (1 + intensity)
         sizes = [control, *[time + hidden] * (check_count("layers", layers) - 1)]
-        self.flows = nn.ModuleList(LinearFlow(size, hidden, block, affine) for size in sizes)
+        self.flows = nn.ModuleList(LinearFlow(size, hidden, block, affine, init_scale) for size in sizes)
         self.mixing = nn.ModuleList(nn.Sequential(nn.Linear(hidden, hidden), nn.GELU()) for _ in sizes[1:])
         self.readout = None
         if outputs is not None:
@@ -124,16 +127,16 @@ class LinearFlow(nn.Module):
 
     Arguments:
         channels: number of channels of X.
-        hidden, block, affine: as in [`LinearCDE`][seminode.models.LinearCDE].
+        hidden, block, affine, init_scale: as in [`LinearCDE`][seminode.models.LinearCDE].
     """
 
-    def __init__(self, channels: int, hidden: int, block: int, affine: bool = True):
+    def __init__(self, channels: int, hidden: int, block: int, affine: bool = True, init_scale: float = 0.3):
         super().__init__()
         self.channels, self.hidden, self.block, self.affine = channels, hidden, block, affine
         blocks = hidden // block
         self.initial = nn.Linear(channels, hidden)
-        # Steps of normalised data are of size 1 in each channel, so that exponents of steps have a norm of about 1.
-        self.matrices = nn.Parameter(torch.randn(channels, blocks, block, block) / (channels * block) ** 0.5)
+        spread = check_number("init_scale", init_scale) / (channels * block) ** 0.5
+        self.matrices = nn.Parameter(spread * torch.randn(channels, blocks, block, block))
         self.offsets = nn.Parameter(torch.zeros(channels, blocks, block)) if affine else None
 
     def generators(self) -> Tensor:

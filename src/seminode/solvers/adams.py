@@ -304,6 +304,13 @@ class ImplicitAdams(Adams):
             are always `max_iters` of them, and the host does not wait for the device.
 
     Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), III.1.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> y0 = torch.ones(1, dtype=torch.float64)
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], solver=sn.ImplicitAdams(4), controller=sn.FixedStep(0.02))
+        >>> round(sol.ys[-1].item(), 6)  # e⁻¹
+        0.367879
     """
 
     def __init__(self, max_order: int = 4, max_iters: int = 4, rtol: float = 1e-7, atol: float = 1e-9):
