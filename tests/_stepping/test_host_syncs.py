@@ -178,9 +178,7 @@ def test_reads_of_a_whole_solve(reads: Reads, name: str) -> None:
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.usefixtures("stub_back_end")
-def test_errors_of_integrals_are_read_together(
-    reads: Reads, compile: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_integrals_are_read_together(reads: Reads, compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimates do not depend on how many of them are read at a time, and a read takes several."""
     errors, counts = [], []
     for many in (1, 8, 1000):
