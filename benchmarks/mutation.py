@@ -299,8 +299,8 @@ def score(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """How many mutants of each module were killed, survived, and are equivalent; and of all of them."""
     counts: dict[str, Counter[str]] = {}
     for row in rows:
-        outcome = {"timeout": "killed", "no test": "survived"}.get(row["outcome"], row["outcome"])
-        for module in (row["module"], "all"):
+        outcome = str({"timeout": "killed", "no test": "survived"}.get(row["outcome"], row["outcome"]))
+        for module in (str(row["module"]), "all"):
             counts.setdefault(module, Counter())[outcome] += 1
     names = ("killed", "survived", "equivalent")
     return {module: {name: counts[module][name] for name in names} for module in sorted(counts, key=_all_last)}
