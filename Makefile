@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 MATRIX ?= $(foreach version,3.10 3.11 3.12 3.13,$(version):$(TORCH))
 # For `make mutation`: modules (by default the core), how many mutants, and which.
 MODULES ?=
-MUTANTS ?= 150
+MUTANTS ?= 300
 SEED ?= 0
 
 # Figures are written to files, never to a screen.
@@ -45,7 +45,7 @@ test-slow: $(STAMP)-dev ## run the slow tests
 test-ray: $(STAMP)-dev $(STAMP)-ray ## sweep on a Ray cluster of this machine, with workers and the head killed; some minutes
 	$(BIN)/python -m pytest -m slow -rP tests/seminode_lab/test_ray.py
 
-test-oldest: ## run a selection of the tests with the oldest versions that are admitted, in .venv-3.10-2.6.0
+test-oldest: ## run a selection of the tests with the oldest versions that are admitted, in .venv-3.10-2.8.0
 	$(PYTHON) .ci/versions.py 3.10:oldest
 
 test-matrix: ## run the same selection on every Python that is admitted, with torch TORCH, in .venv-3.x-TORCH

@@ -104,7 +104,8 @@ def run_tests(program: Path, tests: Sequence[str], processes: str) -> dict[str, 
     report = program.parents[1] / "report.xml"
     report.unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    command = [str(program), "-m", "pytest", "-q", "-n", processes, f"--junitxml={report}", *tests]
+    # Without the time limit of a test: several environments may run on a busy machine.
+    command = [str(program), "-m", "pytest", "-q", "-n", processes, "--timeout=0", f"--junitxml={report}", *tests]
     subprocess.run(command, cwd=ROOT, env=environment)
     if not report.exists():
         raise SystemExit(f"versions: no tests were run by {program}")

@@ -1,16 +1,21 @@
 """Mutation testing: change one operator, number or condition at a time, and see whether a test notices.
 
-    python -m benchmarks.mutation [MODULE ...] [--sample 150] [--seed 0] [--tests PATH ...] [--out FILE]
+    python -m benchmarks.mutation [MODULE ...] [--sample 300] [--seed 0] [--minutes 480] [--again] [--out FILE]
 
 Cosmic Ray makes the mutants. Its own runner starts the same tests in a new process for every mutant; importing torch
 alone takes longer than most tests here. So a process that has imported torch is copied for each mutant, which runs the
-tests that cover the changed line, quickest first, until one fails. All of it happens in a copy of the repository.
+tests that cover the changed line until one fails: those of the module's own file of tests, then the quickest. All of it
+happens in a copy of the repository.
+
+The fate of every mutant goes to a file at once. Another call goes on from there: it leaves out mutants that were killed
+in the module as it is now, and tries the others again. `--again` tries all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import importlib
 import json
 import os
@@ -23,7 +28,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +43,17 @@ TESTS = (
 #: Operators that floating-point numbers do not have: every test would notice.
 TRIVIAL = ("RShift", "LShift", "BitOr", "BitAnd", "BitXor")
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.json"
+RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
+#: Seconds that the tests of one mutant take at most without it; a mutant that survives those counts as a survivor.
+LONGEST = 40.0
+#: How many tests are tried without a mutant, if all of them were before.
+QUICK = 100
 #: A file for the output of the tests, to see why a mutant was killed.
 LOG = os.environ.get("MUTATION_LOG")
+#: Seconds between two looks at a process.
+PAUSE = 0.02
+#: The exit status of a process that could not run tests.
+BROKEN = 70
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-o", "addopts=--import-mode=importlib")
 
 
@@ -121,6 +135,7 @@ class Covering:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.lines: dict[str, dict[int, list[str]]] = {}
+        self.state = ""  # of the files that it belongs to
 
     def pytest_runtest_setup(self, item: Any) -> None:
         import coverage  # pyright: ignore[reportMissingImports]
@@ -138,10 +153,22 @@ class Covering:
         tests = [test for test in by_line.get(mutant.line, ()) if test]
         if not tests and "" in by_line.get(mutant.line, ()):
             tests = [test for tests in by_line.values() for test in tests if test]
-        return sorted(set(tests), key=lambda test: self.seconds.get(test, 0.0))
+        stem = f"test_{Path(mutant.module).stem}.py"
+        ordered = sorted(set(tests), key=lambda test: (stem not in test, self.seconds.get(test, 0.0)))
+        return self._shortened(ordered)
+
+    def _shortened(self, tests: Sequence[str]) -> list[str]:
+        """As many as do not take too long; at least one."""
+        chosen, total = [], 0.0
+        for test in tests:
+            total += self.seconds.get(test, 0.0)
+            if chosen and total > LONGEST:
+                break
+            chosen.append(test)
+        return chosen
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps({"seconds": self.seconds, "lines": self.lines}))
+        path.write_text(json.dumps({"state": self.state, "seconds": self.seconds, "lines": self.lines}))
 
     @classmethod
     def load(cls, path: Path) -> Covering:
@@ -172,7 +199,7 @@ def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
     """The fate of the mutant that is in place: killed, survived or timeout. In a copy of this process."""
     child = os.fork()
     if child == 0:
-        code = 1
+        code = BROKEN
         try:
             os.setsid()
             silent = os.open(os.devnull if LOG is None else LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -183,15 +210,16 @@ def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
             traceback.print_exc()
         finally:  # this process must not clean up what belongs to the other
             os._exit(code)
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
+    # Counted, not measured, since a machine that others use may stop this process for a while.
+    for _ in range(int(limit / PAUSE)):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
-            if code == 5:
-                raise RuntimeError(f"no tests were found among {tests}")
+            # Status 4 is that of tests whose modules cannot be imported any more, because of the mutant.
+            if code in (3, 5, BROKEN):  # an internal error of pytest, no tests
+                raise RuntimeError(f"the tests could not be run (exit status {code}): {tests[:3]}; see MUTATION_LOG")
             return "survived" if code == 0 else "killed"
-        time.sleep(0.02)
+        time.sleep(PAUSE)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "timeout"
@@ -208,7 +236,7 @@ def fate(mutant: Mutant, place: Path, covering: Covering) -> str:
         return "no test"
     path.write_text(mutate_code(source, cosmic_ray.plugins.get_operator(mutant.operator)(), mutant.occurrence))
     try:
-        return run_tests(place, tests, 60.0 + 10.0 * sum(covering.seconds.get(test, 0.0) for test in tests))
+        return run_tests(place, tests, 30.0 + 5.0 * sum(covering.seconds.get(test, 0.0) for test in tests))
     finally:
         path.write_text(source)
 
@@ -223,67 +251,157 @@ def core_modules(named: Sequence[str]) -> list[str]:
     return found
 
 
+def digest(*paths: Path) -> str:
+    """Of the content of files."""
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+class Fates:
+    """What became of mutants, in a file that other calls go on with."""
+
+    def __init__(self, path: Path, again: bool) -> None:
+        self._path = path
+        rows = [] if again or not path.exists() else json.loads(path.read_text())["mutants"]
+        self._rows: dict[str, dict[str, Any]] = {self._key(row["name"], row["occurrence"]): row for row in rows}
+
+    @staticmethod
+    def _key(name: str, occurrence: int) -> str:
+        return f"{name} {occurrence}"
+
+    def settled(self, name: str, mutant: Mutant) -> bool:
+        """Whether it was killed already, in the module as it is now."""
+        row = self._rows.get(self._key(name, mutant.occurrence), {})
+        source = digest(ROOT / PACKAGE / mutant.module)
+        return row.get("outcome") in ("killed", "timeout") and row.get("source") == source
+
+    def add(self, name: str, mutant: Mutant, outcome: str) -> None:
+        row = {"name": name, "occurrence": mutant.occurrence, "line": mutant.line, "module": mutant.module}
+        row |= {"outcome": outcome, "source": digest(ROOT / PACKAGE / mutant.module)}
+        self._rows[self._key(name, mutant.occurrence)] = row
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Those that belong to the modules as they are now."""
+        now = {path: digest(ROOT / PACKAGE / path) for path in {row["module"] for row in self._rows.values()}}
+        rows = [row for row in self._rows.values() if row["source"] == now[row["module"]]]
+        return sorted(rows, key=lambda row: (row["module"], row["line"], row["name"], row["occurrence"]))
+
+    def save(self) -> None:
+        rows, known = self.rows(), json.loads(EQUIVALENT.read_text())
+        reasons = {row["name"]: known[row["name"]] for row in rows if row["outcome"] == "equivalent"}
+        found = {"score": score(rows), "equivalent": reasons, "mutants": rows}
+        self._path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+def score(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """How many mutants of each module were killed, survived, and are equivalent; and of all of them."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        outcome = str({"timeout": "killed", "no test": "survived"}.get(row["outcome"], row["outcome"]))
+        for module in (str(row["module"]), "all"):
+            counts.setdefault(module, Counter())[outcome] += 1
+    names = ("killed", "survived", "equivalent")
+    return {module: {name: counts[module][name] for name in names} for module in sorted(counts, key=_all_last)}
+
+
+def _all_last(module: str) -> tuple[bool, str]:
+    return module == "all", module
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutation", description="Mutation testing.")
     parser.add_argument("modules", nargs="*", help=f"files or folders in {PACKAGE}; by default {', '.join(MODULES)}")
-    parser.add_argument("--sample", type=int, default=150, help="how many mutants; 0 for all")
+    parser.add_argument("--sample", type=int, default=300, help="how many mutants; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
-    parser.add_argument("--out", type=Path, help="a JSON file for the fate of every mutant")
+    parser.add_argument("--minutes", type=float, default=480.0, help="after which no other mutant is tried")
+    parser.add_argument("--again", action="store_true", help="also mutants that were killed before")
+    parser.add_argument("--covering", type=Path, help="a file for which tests run which lines, used again if it fits")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON file for the fate of every mutant")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     modules = core_modules(options.modules)
     if options.measure is not None:
         measure(Path.cwd(), modules, options.tests, options.measure)
         return
-    known: dict[str, str] = json.loads(EQUIVALENT.read_text())
+    end = time.monotonic() + 60.0 * options.minutes
     sources = {module: (ROOT / PACKAGE / module).read_text() for module in modules}
     found = [mutant for module in modules for mutant in mutants(module)]
     chosen = sample(found, options.sample or len(found), options.seed)
+    fates = Fates(options.out, options.again)
+    open_ones = [mutant for mutant in chosen if not fates.settled(mutant.name(sources[mutant.module]), mutant)]
     print(f"{len(chosen)} of {len(found)} mutants of {len(modules)} modules, seed {options.seed}", flush=True)
-    results = run_all(chosen, sources, known, modules, options.tests)
-    if options.out is not None:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    report(results)
+    print(f"{len(chosen) - len(open_ones)} of them were killed before", flush=True)
+    run_all(open_ones, sources, fates, options, end)
+    report(fates.rows())
 
 
 def run_all(
-    chosen: Sequence[Mutant],
-    sources: dict[str, str],
-    known: dict[str, str],
-    modules: Sequence[str],
-    tests: Sequence[str],
-) -> list[dict[str, Any]]:
-    """The fate of every mutant, in a copy of the repository."""
-    results = []
+    chosen: Sequence[Mutant], sources: dict[str, str], fates: Fates, options: argparse.Namespace, end: float
+) -> None:
+    """Find the fate of every mutant, in a copy of the repository."""
+    known: dict[str, str] = json.loads(EQUIVALENT.read_text())
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "copy"
-        for name in ("src", "tests", "benchmarks", "examples", "docs"):
-            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
-        for name in ("pyproject.toml", "README.md"):
-            shutil.copy(ROOT / name, place / name)
-        os.environ.update(
-            PYTHONPATH=f"{place}/src:{place}", PYTHONDONTWRITEBYTECODE="1", HYPOTHESIS_STORAGE_DIRECTORY=folder
-        )
-        cover = Path(folder) / "covering.json"
-        again = [sys.executable, "-m", "benchmarks.mutation", *modules, "--tests", *tests, "--measure", str(cover)]
-        subprocess.run(again, cwd=place, check=True)
-        covering = Covering.load(cover)
-        prepare(place)
-        unchanged = [test for test in covering.seconds if not test.startswith("src")]
-        if run_tests(place, unchanged, 3600.0) != "survived":
-            raise SystemExit("the tests fail without any mutant when run like this; see MUTATION_LOG")
+        place = copied(Path(folder))
+        covering = covered(place, options)
         for i, mutant in enumerate(chosen):
+            if time.monotonic() > end:
+                print(f"{len(chosen) - i} mutants are left; call it again to go on", flush=True)
+                break
             name = mutant.name(sources[mutant.module])
             outcome = "equivalent" if name in known else fate(mutant, place, covering)
-            results.append({"name": name, "line": mutant.line, "outcome": outcome})
+            fates.add(name, mutant, outcome)
+            fates.save()
             print(f"{i + 1:4} {outcome:>10}  {mutant.module}:{mutant.line} {mutant.operator}", flush=True)
-    return results
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the repository, from which Python imports from now on."""
+    place = folder / "copy"
+    for name in ("src", "tests", "benchmarks", "examples", "docs"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, place / name)
+    os.environ.update(
+        PYTHONPATH=f"{place}/src:{place}", PYTHONDONTWRITEBYTECODE="1", HYPOTHESIS_STORAGE_DIRECTORY=str(folder)
+    )
+    return place
+
+
+def covered(place: Path, options: argparse.Namespace) -> Covering:
+    """Which tests cover which lines; they pass without a mutant, also in the way in which mutants are tried."""
+    tests = [path for name in options.tests for path in sorted([ROOT / name, *(ROOT / name).rglob("*.py")])]
+    files = [*sorted((ROOT / PACKAGE).rglob("*.py")), *(path for path in tests if path.is_file())]
+    state = digest(*files) + " ".join(options.modules)
+    kept: Path | None = options.covering
+    if kept is not None and kept.exists() and json.loads(kept.read_text())["state"] == state:
+        prepare(place)
+        covering = Covering.load(kept)
+        quickest = sorted(covering.seconds, key=covering.seconds.__getitem__)[:QUICK]
+        if run_tests(place, quickest, 600.0) != "survived":
+            raise SystemExit("the tests fail without any mutant; see MUTATION_LOG")
+        return covering
+    path = place.parent / "covering.json"
+    modules = core_modules(options.modules)
+    again = [sys.executable, "-m", "benchmarks.mutation", *modules, "--tests", *options.tests, "--measure", str(path)]
+    subprocess.run(again, cwd=place, check=True)
+    covering = Covering.load(path)
+    prepare(place)
+    unchanged = [test for test in covering.seconds if not test.startswith("src")]
+    if run_tests(place, unchanged, 3600.0) != "survived":
+        raise SystemExit("the tests fail without any mutant when run like this; see MUTATION_LOG")
+    covering.state = state
+    if kept is not None:
+        covering.save(kept)
+    return covering
 
 
 def prepare(place: Path) -> None:
     """Import what takes long, but nothing that may be mutated."""
     import pytest  # noqa: F401
+    import scipy.integrate  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
@@ -296,14 +414,18 @@ def prepare(place: Path) -> None:
         del sys.modules[name]
 
 
-def report(results: Sequence[dict[str, Any]]) -> None:
-    counts = Counter(each["outcome"] for each in results)
-    noticed, possible = counts["killed"] + counts["timeout"], len(results) - counts["equivalent"]
-    print(f"\n{dict(counts)}")
-    for each in results:
-        if each["outcome"] in ("survived", "no test"):
-            print(f"{each['outcome']:>10}  line {each['line']}: {each['name']}")
-    print(f"\nscore: {noticed} of {possible} ({noticed / max(1, possible):.1%}), equivalent ones left out")
+def survivors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The mutants that no test noticed."""
+    return [row for row in found["mutants"] if row["outcome"] in ("survived", "no test")]
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    for row in survivors({"mutants": rows}):
+        print(f"{row['outcome']:>10}  line {row['line']}: {row['name']}")
+    for module, counts in score(rows).items():
+        killed, possible = counts["killed"], counts["killed"] + counts["survived"]
+        share = killed / max(1, possible)
+        print(f"{module}: {killed} of {possible} killed ({share:.1%}), and {counts['equivalent']} equivalent ones")
 
 
 if __name__ == "__main__":

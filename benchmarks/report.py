@@ -1,6 +1,6 @@
-"""Tables and the figure of docs/benchmarks.md and the table of the README, from saved results.
+"""Tables and the figure of docs/benchmarks.md, the table of the README and those of docs/tested.md, from saved results.
 
-    python -m benchmarks.report [--results benchmarks/results] [--page docs/benchmarks.md]
+    python -m benchmarks.report [--results benchmarks/results] [--page docs/benchmarks.md] [--tested docs/tested.md]
 
 Replaces what is between the marks of each page. Measures nothing.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .verdict import Verdict, limit_verdict, verdict_table, verdicts
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 PAGE, PICTURE, README = Path("docs/benchmarks.md"), Path("docs/images/benchmarks.png"), Path("README.md")
+TESTED = Path("docs/tested.md")
 MARKS = "<!-- bench -->", "<!-- /bench -->"
 
 Result = Mapping[str, Any]
@@ -245,16 +246,25 @@ def load(folder: Path) -> list[Result]:
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
+def named(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The saved results of other measurements that exist."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
+    from .tested import SECTIONS, tested_text
+
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--picture", type=Path, default=PICTURE)
     parser.add_argument("--readme", type=Path, default=README)
+    parser.add_argument("--tested", type=Path, default=TESTED)
     options = parser.parse_args(argv)
     results = load(options.results)
-    paths = {name: options.results / f"{name}.json" for name in OTHERS}
-    others = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    others = named(options.results, OTHERS)
+    options.tested.write_text(placed(options.tested.read_text(), tested_text(named(options.results, SECTIONS))))
     options.page.write_text(placed(options.page.read_text(), text(results, others)))
     if results:
         draw(results, options.picture)

@@ -8,12 +8,17 @@ Run as a program, it reads damaged files of one format in a process with little 
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import json
 import random
 import resource
+import struct
+import subprocess
 import sys
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,8 +142,74 @@ def run(form: str, examples: int, seed: int, *paths: str) -> dict[str, Any]:
                 refused += read(form, content, Path(folder)) is not None
             except BaseException as error:
                 return {"format": form, "error": f"{type(error).__name__}: {error}", "content": content[:4000].hex()}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not by getrusage, whose peak may be that of the process that started this one.
+    peak = (
+        next(
+            int(line.split()[1])
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
+        / 1024
+    )
     return {"format": form, "examples": examples, "refused": refused, "peak_megabytes": round(peak)}
+
+
+def zeros(size: int) -> bytes:
+    """A gzip file that expands to so many zeros: members of 16 MB, one after the other."""
+    return gzip.compress(bytes(1 << 24)) * (size >> 24)
+
+
+def tar_bomb(size: int, kind: bytes) -> bytes:
+    info = tarfile.TarInfo("a")
+    info.size, info.type = size, kind
+    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT)) + zeros(size)
+
+
+def zip_bomb(size: int) -> bytes:
+    file = io.BytesIO()
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as member,
+    ):
+        for _ in range(size >> 24):
+            member.write(bytes(1 << 24))
+    return file.getvalue()
+
+
+def bomb(kind: str) -> tuple[str, bytes]:
+    size = 3 << 30
+    if kind == "idx":
+        return "idx.gz", gzip.compress(struct.pack(">BBBBI", 0, 0, 8, 1, size)) + zeros(size)
+    if kind == "npz":
+        return "npz", zip_bomb(size >> 2)
+    if kind == "json":
+        return "json", b"[" + b"[]," * 5_000_000 + b"[]]"
+    if kind == "pickle":
+        return "pickle", b"\x80\x02" + b"}" * (60 << 20) + b"."
+    return "tar.gz", tar_bomb(size, {"tar": tarfile.REGTYPE, "name": tarfile.GNUTYPE_LONGNAME}[kind])
+
+
+#: Files that expand, by what does.
+BOMBS = ("idx", "npz", "json", "pickle", "tar", "name")
+
+
+def in_a_small_process(*arguments: str) -> dict[str, Any]:
+    """Run this file as a program, which may allocate one gigabyte; what it found."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, *arguments], capture_output=True, text=True, timeout=1800
+    )
+    if found.returncode:
+        raise RuntimeError(found.stderr[-2000:])
+    return json.loads(found.stdout)
+
+
+def expand(kind: str) -> dict[str, Any]:
+    """What a file that expands needs."""
+    form, content = bomb(kind)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bomb"
+        path.write_bytes(content)
+        return in_a_small_process(form, "0", "0", str(path)) | {"bytes": len(content)}
 
 
 if __name__ == "__main__":

@@ -278,28 +278,29 @@ def too_many_steps() -> None:
     sn.solve(lambda t, y: -rate * (y - 1.0), own(batch()), [0.0, 9.0], norm=sn.norms.distributed(), max_steps=200)
 
 
-def mean_event(grad: bool, local: bool = False) -> float:
+def mean_event(grad: bool, local: bool = False, compile: bool = False, kind: str | None = None) -> float:
     """An event where the mean over all samples passes a level."""
     x = own(batch()).abs() + 0.1
     mean = (lambda y: y.mean()) if local else (lambda y: over_samples(y).mean())
     event = sn.Event(lambda t, y: mean(y) - 0.3, terminal=True)
-    options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10, "norm": sn.norms.distributed()}
+    options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10, "norm": sn.norms.distributed(kind), "compile": compile}
     with torch.set_grad_enabled(grad):
         there = sn.solve(lambda t, y: -y, x.requires_grad_(grad), [0.0, 9.0], event=event, save="last", **options)
     start = float((batch().abs() + 0.1).mean())
     return abs(float(there.ts[-1]) - math.log(start / 0.3))
 
 
-def clock_event() -> float:
+def clock_event(compile: bool = False, kind: str | None = None) -> float:
     """An event that depends on t alone, with a reset; differentiated."""
 
     def run(x: Tensor, **options: Any) -> Tensor:
         event = sn.Event(lambda t, y: t - 0.4, reset=lambda t, y: 2.0 * y)
-        return sn.solve(lambda t, y: torch.sin(y), x, [0.0, 1.0], event=event, **options).ys[-1].sum()
+        sol = sn.solve(lambda t, y: torch.sin(y), x, [0.0, 1.0], event=event, compile=compile, **options)
+        return sol.ys[-1].sum()
 
     x, x_all = own(batch()).requires_grad_(), batch().requires_grad_()
-    run(x, norm=sn.norms.distributed()).backward()
-    run(x_all).backward()
+    run(x, norm=sn.norms.distributed(kind)).backward()
+    run(x_all, norm=kind).backward()
     assert x.grad is not None
     assert x_all.grad is not None
     return distance(x.grad, own(x_all.grad))
@@ -321,6 +322,36 @@ def refused(**options: Any) -> None:
     x = own(batch()).requires_grad_()
     options.setdefault("norm", sn.norms.distributed())
     sn.solve(lambda t, y: torch.sin(y), x, [0.0, 1.0], **options)
+
+
+def grouped(compile: bool) -> dict[str, Any]:
+    """Each rank is a group of its own, and takes the steps that it takes without the others."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    norm = sn.norms.distributed("auto", group=groups[dist.get_rank()])
+    found = []
+    with seconds_saved():
+        for each in (norm, "auto"):
+            options = options_of("Backsolve", compile=compile, norm=each)
+            model = Model(Network(), **options)
+            model(own(batch())).backward()
+            found.append((counts(model.stats), counts(model.stats.backward), [p.grad for p in model.parameters()]))
+    (*steps, grads), (*alone, wanted) = found
+    assert steps == alone
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, steps[0])
+    return {
+        "error": max(distance(p, q) for p, q in zip(grads, wanted, strict=True)),
+        "different": len({tuple(each) for each in everywhere}),
+    }
+
+
+def compiled_events(norm: str) -> dict[str, float]:
+    """Compiled steps with an event of the states of all ranks, and with a reset at a time, differentiated."""
+    with seconds_saved():
+        return {
+            "mean": mean_event(False, compile=True, kind=norm),
+            "clock": clock_event(compile=True, kind=norm),
+        }
 
 
 def resumed(folder: Path) -> float:
@@ -381,6 +412,7 @@ def everything(run: Cases) -> None:
     run("mean event, local", mean_event, grad=False, local=True)
     run("mean event, gradient", mean_event, grad=True)
     run("clock event", clock_event)
+    subgroups_and_events(run)
     run("check, same", checked, distributed())
     run("check, different", checked, None)
     run("refused, batched", refused, batched=True)
@@ -390,6 +422,13 @@ def everything(run: Cases) -> None:
     run("refused, gauss-kronrod", refused, adjoint=sn.Quadrature(rule="gauss-kronrod"))
     run("refused, auto with fixed steps", refused, norm=distributed("auto"), controller=sn.FixedStep(0.1))
     run("resumed", resumed, run.folder)
+
+
+def subgroups_and_events(run: Cases) -> None:
+    for compile in (False, True):
+        run(f"groups, {'compiled' if compile else 'eager'}", grouped, compile)
+    for norm in ("rms", "max", "auto"):
+        run(f"compiled events, {norm}", compiled_events, norm)
 
 
 def compiled(run: Cases) -> None:

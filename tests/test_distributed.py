@@ -5,7 +5,6 @@ All cases of tests/rank_programs.py run in one group of two processes, since sta
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
@@ -89,6 +88,7 @@ def test_fixed_steps_go_backward_alike(results: list[Results]) -> None:
         ("mean event, local", "ValueError: event.0..fn: .*expected the same value on all ranks"),
         ("mean event, gradient", "ValueError: event: the time of event.0. depends on the states of all ranks"),
         ("check, different", "RuntimeError: SEMINODE_CHECK_RANKS: the ranks did not do the same in a solve"),
+        ("compiled events, auto", "ValueError: norm: 'auto' leaves out leaves that the field does not read"),
         ("refused, batched", "ValueError: norm: distributed.. makes ranks take common steps"),
         ("refused, implicit", "ValueError: norm: distributed.. does not work with the implicit solver"),
         ("refused, implicit backward", "ValueError: norm: distributed.. does not work with the implicit solver"),
@@ -106,6 +106,20 @@ def test_errors_are_raised_on_all_ranks(results: list[Results], name: str, messa
 def test_event_of_all_ranks(results: list[Results]) -> None:
     assert max(good(results, "mean event")) < 1e-6
     assert max(good(results, "clock event")) < 1e-12
+
+
+@pytest.mark.parametrize("norm", ["rms", "max"])
+def test_compiled_events_of_all_ranks(results: list[Results], norm: str) -> None:
+    for found in good(results, f"compiled events, {norm}"):
+        assert found["mean"] < 1e-6
+        assert found["clock"] < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_ranks_agree_within_their_group_only(results: list[Results], engine: str) -> None:
+    for found in good(results, f"groups, {engine}"):
+        assert found["error"] < 1e-13
+        assert found["different"] == len(results)  # their samples need different numbers of steps
 
 
 def test_check_passes_where_ranks_agree(results: list[Results]) -> None:
@@ -193,21 +207,3 @@ def test_recipes_of_the_page_run(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "gradient error" not in done.stdout or float(done.stdout.split()[-1]) < 1e-10
-
-
-def test_moments_make_the_norm_of_one_process() -> None:
-    from seminode._ranks import ALONE
-
-    y = (torch.randn(5, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64))
-    for norm in (sn.norms.rms, sn.norms.max, sn.norms.mixed_per_tensor, sn.norms.Without((False, True))):
-        moments = sn.norms.Moments(norm)
-        counts = [] if norm is sn.norms.max else ALONE.sums(moments.counts(y))
-        assert math.isclose(moments.value(moments(y), counts, ALONE), float(norm(y)), rel_tol=1e-14)
-
-
-def test_moments_keep_nan() -> None:
-    from seminode._ranks import ALONE
-
-    y = torch.tensor([1.0, math.nan])
-    moments = sn.norms.Moments(sn.norms.rms)
-    assert math.isnan(moments.value(moments(y), [2.0], ALONE))

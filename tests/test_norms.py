@@ -12,6 +12,7 @@ from torch import Tensor
 from seminode import norms
 from seminode._error_norm import ROW_PART, ErrorNorm
 from seminode._field.pytree import Layout
+from seminode._ranks import ALONE
 from seminode.norms import AdjointState
 
 
@@ -248,3 +249,17 @@ def test_large_rows_do_not_overflow() -> None:
     y = torch.full((2, 4), 1e30)
     norm = ErrorNorm(error_norm(y, 0.1, 1.0).layout, norms.max, 0.1, 1.0, y, in_rows=(True,))
     assert norm.allowed(y.flatten()).isfinite().all()
+
+
+def test_moments_make_the_norm_of_one_process() -> None:
+    y = (torch.randn(5, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64))
+    for norm in (norms.rms, norms.max, norms.mixed_per_tensor, norms.Without((False, True))):
+        moments = norms.Moments(norm)
+        counts = [] if norm is norms.max else ALONE.sums(moments.counts(y))
+        assert math.isclose(moments.value(moments(y), counts, ALONE), float(norm(y)), rel_tol=1e-14)
+
+
+def test_moments_keep_nan() -> None:
+    y = torch.tensor([1.0, math.nan])
+    moments = norms.Moments(norms.rms)
+    assert math.isnan(moments.value(moments(y), [2.0], ALONE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shutil
@@ -67,11 +68,35 @@ def test_versions_that_are_tested_are_those_that_are_supported() -> None:
     jobs = load(ROOT / ".github" / "workflows" / "test.yml")["jobs"]
     matrix = jobs["wheel"]["strategy"]["matrix"]
     assert matrix["python"] == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
-    assert f'requires-python = ">={matrix["python"][0]}"' in project
+    assert f'requires-python = ">={matrix["python"][0]},<' in project
     (newest,) = matrix["torch"]
     assert f"torch=={newest}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     (oldest,) = matrix["include"]
-    assert f'"torch>={oldest["torch"].removesuffix(".0")}"' in project
+    assert f'"torch>={oldest["torch"].removesuffix(".0")},<' in project
+
+
+def minor(version: str) -> tuple[int, int]:
+    first, second = map(int, version.split(".")[:2])
+    return first, second
+
+
+def test_versions_that_are_admitted_are_those_with_stored_results() -> None:
+    """What comes after the newest is not admitted before it is tested; the oldest is that of `make test-oldest`."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "benchmarks" / "results" / "versions.json").read_text(encoding="utf-8"))
+    for name, pattern in (("python", r'requires-python = ">=(.*?),<(.*?)"'), ("torch", r'"torch>=(.*?),<(.*?)"')):
+        tested = sorted({minor(row[name]) for row in rows})
+        bounds = re.search(pattern, project)
+        assert bounds is not None
+        assert minor(bounds[1]) <= tested[0]
+        assert minor(bounds[2]) == (tested[-1][0], tested[-1][1] + 1)
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert [minor(each) for each in pythons] == sorted({minor(row["python"]) for row in rows})
+    pins = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8")
+    for package in ("torch", "numpy", "scipy", "tqdm"):
+        pinned = re.search(rf"^{package}==(\S+)$", pins, re.MULTILINE)
+        assert pinned is not None
+        assert re.search(rf'"{package}>={minor(pinned[1])[0]}\.{minor(pinned[1])[1]}[",.]', project)
 
 
 def test_only_the_job_that_publishes_may_ask_for_an_identity() -> None:

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import seminode as sn
 from seminode._field.determinism import Determinism, SameAnswers
+from seminode.adjoints._continuous import parameter_integral
 
 READS = {
     f"aten::{name}" for name in ("_local_scalar_dense", "equal", "nonzero", "masked_select", "unique_dim", "_unique2")
@@ -105,8 +106,8 @@ def counted(reads: Reads, steps: int, adjoint: Any, options: dict[str, Any]) -> 
 ADAPTIVE: dict[str, Any] = {"controller": sn.Integral(dt0=0.1, dt_max=0.1)}
 FIXED: dict[str, Any] = {"controller": sn.FixedStep(0.1)}
 REVERSIBLE: dict[str, Any] = {"solver": sn.ReversibleRK("dopri5")}
-#: Reads of each step of a backward pass. Quadrature estimates the error of its integral on every eighth step, for each
-#: of the four parameters by two norms; compiled, on every step.
+#: Reads of each step of a backward pass, eager and compiled. Quadrature reads the errors of its integral once per many
+#: steps; the adaptive rule, at every interval.
 BACKWARD = {
     "direct": (sn.Direct(), {}, 0.0, 1.0),
     "replay": (sn.Replay(), {}, 1.0, 1.0),
@@ -115,8 +116,9 @@ BACKWARD = {
     "reversible": (sn.Reversible(), REVERSIBLE, 2.0, None),  # both copies of the state are checked; never compiled
     "backsolve": (sn.Backsolve(), {}, 1.0, 1.0),
     "interpolating": (sn.Interpolating(), {}, 1.0, 1.0),
-    "quadrature": (sn.Quadrature(), {}, 1.0 + 8 / 8, 1.0 + 8),
-    "quadrature, dense": (sn.Quadrature(rule="gauss", z="dense"), {}, 1.0 + 8 / 8, 1.0 + 8),
+    "quadrature": (sn.Quadrature(), {}, 1.0, 1.0),
+    "quadrature, dense": (sn.Quadrature(rule="gauss", z="dense"), {}, 1.0, 1.0),
+    "quadrature, adaptive": (sn.Quadrature(rule="gauss-kronrod"), {}, 2.0, 2.0),
 }
 
 
@@ -159,8 +161,9 @@ ONCE = {
     "reversible": (5, 8),
     "backsolve": (5, 21),
     "interpolating": (5, 20),
-    "quadrature": (5, 129),  # the error of the integral is estimated on each of the first sixteen steps
-    "quadrature, dense": (5, 128),
+    "quadrature": (5, 22),
+    "quadrature, dense": (5, 22),
+    "quadrature, adaptive": (5, 22),
 }
 
 
@@ -171,6 +174,27 @@ def test_reads_of_a_whole_solve(reads: Reads, name: str) -> None:
     forward, backward = ONCE[name]
     assert found.forward <= found.steps + forward
     assert found.backward <= per_step * found.backward_steps + backward
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.usefixtures("stub_back_end")
+def test_errors_of_integrals_are_read_together(reads: Reads, compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimates do not depend on how many of them are read at a time, and a read takes several."""
+    errors, counts = [], []
+    for many in (1, 8, 1000):
+        monkeypatch.setattr(parameter_integral, "READ", many)
+        field, y0 = Field(), torch.ones(3, dtype=torch.float64, requires_grad=True)
+        for _ in range(2):  # the first one compiles
+            sol = sn.solve(field, y0, [0.0, 6.4], adjoint=sn.Quadrature(), compile=compile, **ADAPTIVE)
+            _, backward = reads.of(lambda sol=sol: sol.ys[-1].sum().backward())
+        stats = sol.stats.backward
+        assert stats is not None
+        counts.append(backward)
+        errors.append(stats.params_error)
+    assert errors[0] is not None
+    assert errors == [errors[0]] * 3
+    estimates = 64 if compile else 16 + 6
+    assert [counts[0] - counts[2], counts[1] - counts[2]] == [estimates - 1, estimates // 8 - (estimates % 8 == 0)]
 
 
 #: Reads of each output with a cotangent: whether the state has drifted, and how much the cotangent has grown.

@@ -453,3 +453,12 @@ def test_a_thousand_oscillators() -> None:
     for i in range(0, 1024, 93):
         alone = sn.solve(van_der_pol, y0[i], ts, args=(mu[i],), **tolerances)
         assert int(sol.stats.per_sample.accepted[i]) == alone.stats.accepted
+
+
+def test_outputs_of_samples_that_go_backwards_in_time() -> None:
+    """At times of each sample's own, inside of steps."""
+    ts = torch.tensor([[2.0, 1.7, 0.4, 0.0], [1.0, 0.2, 0.1, -1.0]], dtype=torch.float64)
+    y0 = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    sol = sn.solve(lambda t, y: torch.sin(t)[:, None] * y, y0, ts, batched=True, rtol=1e-9, atol=1e-9)
+    exact = y0 * torch.exp(torch.cos(ts[:, :1]) - torch.cos(ts))
+    torch.testing.assert_close(sol.ys[..., 0].T, exact, rtol=1e-7, atol=1e-7)

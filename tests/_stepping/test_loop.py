@@ -184,3 +184,16 @@ def test_a_state_keeps_its_memory_layout() -> None:
 
     sn.solve(field, y0, [0.0, 1.0])
     assert all(seen)
+
+
+@pytest.mark.parametrize("adjoint", [sn.Direct(), sn.Replay()], ids=repr)
+@pytest.mark.parametrize("solver", ["dopri5", "rk4"])
+def test_a_field_that_writes_into_its_last_answer_is_refused(solver: SolverName, adjoint: Any) -> None:
+    answer = torch.zeros(2)
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return answer.copy_(-y)
+
+    controller = sn.FixedStep(0.1) if solver == "rk4" else None
+    with pytest.raises(ValueError, match="wrote into a tensor that it had returned before"):
+        sn.solve(field, torch.ones(2), [0.0, 1.0], solver=solver, controller=controller, adjoint=adjoint)

@@ -25,10 +25,12 @@ from benchmarks.problems import GradientProblem, cde_problem, exact_linear_outpu
 from benchmarks.references import reference
 from benchmarks.suite import ENTRIES, numbers, task_of
 from benchmarks.tasks import arrays, digest, load
+from benchmarks.tested import SECTIONS, tested_text
 from benchmarks.torch_runners import TorchRunner
 from benchmarks.verdict import verdict_table, verdicts
 from seminode.adjoints import BackwardNorm
 
+RESULTS = Path(report.__file__).parent / "results"
 TINY_CDE = partial(cde_problem, batch=2, knots=4, channels=3, hidden=4, width=4)
 TINY = {
     "cde": TINY_CDE,
@@ -230,8 +232,15 @@ def test_the_page_and_its_picture_come_from_the_results(tmp_path: Path) -> None:
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
     readme = tmp_path / "README.md"
     readme.write_text("a\n<!-- bench -->\nold\n<!-- /bench -->\nz\n")
+    tested = tmp_path / "tested.md"
+    tested.write_text(f"a\n{report.BEGIN}\nold\n{report.END}\nz\n")
+    (folder / "versions.json").write_text((RESULTS / "versions.json").read_text())
     arguments = ["--results", str(folder), "--page", str(page), "--picture", str(picture), "--readme", str(readme)]
+    arguments += ["--tested", str(tested)]
     report.main(arguments)
+    assert "## Versions" in tested.read_text()
+    assert "old" not in tested.read_text()
+    assert "## Mutants" not in tested.read_text()  # for which there are no results here
     once = page.read_text()
     report.main(arguments)
     assert page.read_text() == once
@@ -269,6 +278,26 @@ def test_the_readme_is_up_to_date() -> None:
     text = (ROOT / "README.md").read_text()
     block = text.partition(report.MARKS[0])[2].partition(report.MARKS[1])[0]
     assert block.strip() == report.short_text(report.load(Path(report.__file__).parent / "results"))
+
+
+def test_the_page_of_what_is_tested_is_up_to_date() -> None:
+    found = report.named(RESULTS, SECTIONS)
+    assert list(found) == list(SECTIONS)
+    text = (ROOT / report.TESTED).read_text()
+    block = text.partition(report.BEGIN)[2].partition(report.END)[0]
+    assert block.strip() == tested_text(found)
+
+
+def test_what_is_claimed_was_kept() -> None:
+    """No stored result that docs/tested.md shows is a failure."""
+    found = report.named(RESULTS, SECTIONS)
+    assert not any(row["failed"] for row in found["versions"])
+    assert all(row["passed"] > 2000 for row in found["versions"])
+    assert set(found["distributed"]["processes"]) == {"2", "4"}
+    assert not any("FAILED" in cells.values() for cells in found["distributed"]["processes"].values())
+    files = found["fuzzing"]["damaged"] + found["fuzzing"]["expanding"]
+    assert all("error" not in each and each["peak_megabytes"] < 1000 for each in files)
+    assert all(each["examples"] >= 5000 for each in found["fuzzing"]["damaged"])
 
 
 def test_overhead_and_scaling_have_their_sections() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import norms
+from .._compile.torch_private import transforms_active
 from .._error_norm import ErrorNorm
 from ..controllers import Controller, Integral
 from ..errors import ToleranceWarning, warn
@@ -110,7 +111,8 @@ def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     if ts.is_complex() or ts.dtype == torch.bool:
         raise TypeError(f"ts: expected real times, found {ts.dtype}")
     try:
-        times = tuple(float(t) for t in ts.tolist())
+        # Inside a transform of torch.func one by one: `tolist` fails there before torch 2.8.
+        times = tuple(map(float, ts.unbind() if transforms_active() else ts.tolist()))
     except RuntimeError as error:
         raise ValueError("ts: cannot be mapped over by torch.func.vmap; every solve has its own loop") from error
     if not ts.is_floating_point():

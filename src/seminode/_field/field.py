@@ -130,7 +130,7 @@ def _copied(func: Callable[..., Any]) -> Callable[..., Any]:
 def _describe(tree: Any) -> str:
     if isinstance(tree, dict):
         return "{" + ", ".join(f"{key!r}: {_describe(value)}" for key, value in tree.items()) + "}"
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, (tuple, list)):
         inside = ", ".join(map(_describe, tree))
         return f"[{inside}]" if isinstance(tree, list) else f"({inside},)"
-    return "tensor" if isinstance(tree, Tensor | str) else type(tree).__name__
+    return "tensor" if isinstance(tree, (Tensor, str)) else type(tree).__name__

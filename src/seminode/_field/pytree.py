@@ -49,7 +49,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
     """The leaves of nested tuples, lists and dicts."""
     if isinstance(tree, dict):
         tree = tree.values()
-    elif not isinstance(tree, tuple | list):
+    elif not isinstance(tree, (tuple, list)):
         yield tree
         return
     for child in tree:
@@ -68,7 +68,7 @@ def flatten(tree: Any, name: str = "", like: Node = LEAF) -> tuple[list[tuple[st
     if isinstance(tree, dict):
         keys = tuple(tree) if like.keys is None else like.keys
         items = [(f"{name}[{key!r}]", tree[key]) for key in keys]
-    elif isinstance(tree, tuple | list):
+    elif isinstance(tree, (tuple, list)):
         items = [(f"{name}[{i}]", child) for i, child in enumerate(tree)]
     else:
         return [(name, tree)], LEAF
@@ -95,7 +95,7 @@ def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
 
 def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
     """The structure with a function applied to its leaves; a container in which nothing changes stays the same one."""
-    if not isinstance(tree, dict | tuple | list):
+    if not isinstance(tree, (dict, tuple, list)):
         return function(tree)
     children = list(tree.values() if isinstance(tree, dict) else tree)
     new = [mapped(child, function) for child in children]
@@ -108,17 +108,17 @@ def same_nesting(a: Any, b: Any) -> bool:
     """Whether two structures nest alike (kinds of containers, lengths and keys)."""
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same_nesting(a[k], b[k]) for k in a)
-    if isinstance(a, tuple | list):
+    if isinstance(a, (tuple, list)):
         kinds = isinstance(b, tuple) if isinstance(a, tuple) else isinstance(b, list)
         return kinds and len(a) == len(b) and all(map(same_nesting, a, b))
-    return not isinstance(b, dict | tuple | list)
+    return not isinstance(b, (dict, tuple, list))
 
 
 def _arrange(node: Node, tree: Any, leaves: list[Any]) -> bool:
     """Append the leaves of a tree in the order of a nesting; whether it has that nesting."""
     if node.kind is None:
         leaves.append(tree)
-        return not isinstance(tree, dict | tuple | list)
+        return not isinstance(tree, (dict, tuple, list))
     if node.keys is not None:
         if not isinstance(tree, dict) or len(tree) != len(node.keys) or any(key not in tree for key in node.keys):
             return False

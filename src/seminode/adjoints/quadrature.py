@@ -280,8 +280,9 @@ class AdaptiveNodes(QuadratureIntegral):
             grads = self._at(*point)
             trial.add(grads, -dt * w)
             error.add(grads, -dt * (w - lower))
-        density = error.trial_size() / (high - low)
-        if density > self._allowed(trial) and self._promising((*above, density)):
+        size, *totals = error.sizes(self.total.values, trial.values)
+        density = size / (high - low)
+        if density > self._allowed(totals) and self._promising((*above, density)):
             middle = 0.5 * (low + high)
             del trial
             self._halves(step, low, middle, (*above, density))
@@ -295,7 +296,6 @@ class AdaptiveNodes(QuadratureIntegral):
         """Whether halving helps: an error that does not fall is noise, or the integrand has no derivative there."""
         return len(densities) < DEPTH and (len(densities) <= PATIENCE or densities[-1] < 0.5 * densities[-1 - PATIENCE])
 
-    def _allowed(self, trial: Sums) -> float:
-        """The root mean square that the error of a whole step may have."""
-        sizes = (self._sample.size(self.total.values), self._sample.size(trial.values))
-        return self._atol + self._rtol * max((x for x in sizes if math.isfinite(x)), default=0.0)
+    def _allowed(self, totals: Sequence[float]) -> float:
+        """The root mean square that the error of a whole step may have, from those of the sum and of this part."""
+        return self._atol + self._rtol * max((x for x in totals if math.isfinite(x)), default=0.0)

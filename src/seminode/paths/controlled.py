@@ -57,7 +57,7 @@ class ControlledField(nn.Module):
 
     def check(self, t: Tensor, z: Any) -> None:
         """Evaluate the field once, and raise an error if the shapes of state, field and control do not match."""
-        if not isinstance(z, Tensor | tuple | list):
+        if not isinstance(z, (Tensor, tuple, list)):
             raise ValueError(f"z0: expected a tensor, or a tuple or list of tensors, found {type(z).__name__}")
         name = "field.prod" if self.has_product else "field"
         with torch.no_grad():
@@ -86,7 +86,7 @@ def _parts(name: str, x: Any, z: Any) -> Sequence[Tensor]:
         if not isinstance(x, Tensor):
             raise ValueError(f"{name}: expected a tensor, as z0 is one, found {type(x).__name__}")
         return [x]
-    if not isinstance(x, tuple | list):
+    if not isinstance(x, (tuple, list)):
         raise ValueError(f"{name}: expected a tuple or list, as z0 is one, found {type(x).__name__}")
     parts = cast("Sequence[Any]", x)
     if len(parts) != len(z):

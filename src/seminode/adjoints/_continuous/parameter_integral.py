@@ -20,6 +20,8 @@ from .system import Integrand
 
 #: About how many entries of each gradient are used, at most, to estimate the error of their integral.
 SAMPLED = 4096
+#: The norms of how many steps are read together: each read of the host waits for an accelerator.
+READ = 64
 
 
 class Folded(NamedTuple):
@@ -92,6 +94,7 @@ class ErrorSample:
         self._whole = all(stride == 1 for stride in self._strides)
         self._total, self._trial, self._step = (Sums(len(targets)) for _ in range(3))
         self._bound = self._covered = self._length = 0.0
+        self._unread: list[tuple[UnreadNorms, float]] = []  # of steps, with the sharpening of their rules
 
     def add(self, grads: Sequence[Tensor | None], difference: float, weight: float = 0.0) -> None:
         """A contribution to the step that is being tried: to the difference of two rules, and to the better one."""
@@ -116,11 +119,19 @@ class ErrorSample:
         if complete:
             self._covered += abs(dt)
             if sharpening > 1.0:
-                difference, size = _norm(self._trial.values), _norm(self._step.values)
-                self._bound += difference * min(1.0, difference / size if size > 0.0 else 1.0) ** (sharpening - 1.0)
+                self._unread.append((UnreadNorms(self._trial.values, self._step.values), sharpening))
+                if len(self._unread) >= READ:
+                    self._read()
             else:
                 self._total.absorb(self._trial)
         self.drop()
+
+    def _read(self) -> None:
+        """Add what the steps since the last read contribute to the bound."""
+        norms = read_norms([unread for unread, _ in self._unread])
+        for (difference, size), (_, sharpening) in zip(norms, self._unread, strict=True):
+            self._bound += difference * min(1.0, difference / size if size > 0.0 else 1.0) ** (sharpening - 1.0)
+        self._unread = []
 
     def drop(self) -> None:
         self._trial.clear()
@@ -131,33 +142,42 @@ class ErrorSample:
         self._trial.absorb(other._trial)
         self.accept(dt)
 
-    def trial_size(self) -> float:
-        """Root mean square of the estimate for the step that is being tried."""
-        return _rms(self._trial.values)
-
-    def size(self, grads: Sequence[Tensor | None]) -> float:
-        """Root mean square of what is sampled of gradients."""
-        return _rms(self._sampled(grads))
+    def sizes(self, *others: Sequence[Tensor | None]) -> list[float]:
+        """Root mean squares of the estimate for the step that is being tried and of samples of gradients."""
+        groups = [self._trial.values, *map(self._sampled, others)]
+        (norms,) = read_norms([UnreadNorms(*groups)])
+        counts = [sum(x.numel() for x in group if x is not None) for group in groups]
+        return [norm / math.sqrt(max(1, count)) for norm, count in zip(norms, counts, strict=True)]
 
     def relative_to(self, totals: Sequence[Tensor | None]) -> float | None:
         """The error relative to the integral; `None` if no step could be looked at."""
         if self._covered == 0.0:
             return None
-        error = (_norm(self._total.values) + self._bound) * self._length / self._covered
-        size = _norm(self._sampled(totals))
+        self._read()
+        ((total, size),) = read_norms([UnreadNorms(self._total.values, self._sampled(totals))])
+        error = (total + self._bound) * self._length / self._covered
         return error / size if size > 0.0 else 0.0 if error == 0.0 else math.inf
 
     def _sampled(self, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         return grads if self._whole else sampled(grads, self._strides)
 
 
-def _norm(tensors: Sequence[Tensor | None]) -> float:
-    norms = [torch.linalg.vector_norm(x).item() for x in tensors if x is not None]
-    return math.hypot(*norms) if norms else 0.0
+class UnreadNorms:
+    """Euclidean norms of several groups of tensors, still on the device of the tensors."""
+
+    def __init__(self, *groups: Sequence[Tensor | None]):
+        self.counts = [sum(x is not None for x in group) for group in groups]
+        norms = [torch.linalg.vector_norm(x) for group in groups for x in group if x is not None]
+        self.values = torch.stack([x.to(norms[0].device) for x in norms]) if norms else torch.empty(0)
 
 
-def _rms(tensors: Sequence[Tensor | None]) -> float:
-    return _norm(tensors) / math.sqrt(max(1, sum(x.numel() for x in tensors if x is not None)))
+def read_norms(unread: Sequence[UnreadNorms]) -> list[list[float]]:
+    """The norms of the groups of each, by one read of the host."""
+    if not unread:
+        return []
+    device = unread[0].values.device
+    values = iter(torch.cat([each.values.to(device) for each in unread]).tolist())
+    return [[math.hypot(*(next(values) for _ in range(count))) for count in each.counts] for each in unread]
 
 
 class StageSums(ParameterIntegral):
