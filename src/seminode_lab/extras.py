@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import ablation, overshoot, side_by_side, sources
+from . import ablation, loss_scale, overshoot, side_by_side, sources
 from .running import Root
 from .settings import EXPERIMENTS, rows
 
-PARTS = ("data", "ablation", "overshoot", "libraries")
+PARTS = ("data", "ablation", "overshoot", "scale", "libraries")
 
 
 def measure_extras(
@@ -26,6 +26,8 @@ def measure_extras(
         found += [ablation.measure(first[name], out, root, progress) for name in EXPERIMENTS if name in first]
     if "overshoot" in parts and "cnf" in first:
         found.append(overshoot.measure(first["cnf"], out, root, progress))
+    if "scale" in parts and "cnf" in first:
+        found.append(loss_scale.measure(first["cnf"], out, root, progress))
     if "libraries" in parts:
         found += side_by_side.measure_all(preset, out, root, progress)
     return found

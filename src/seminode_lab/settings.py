@@ -238,7 +238,7 @@ def _long_flows() -> Iterator[Settings]:
         given: dict[str, Any] = {"sizes": sizes, "model": model, "start": start, "probe": 1e-5}
         return Settings("cnf", "long", data, "mixed", 1e-5, 1e-5, 32, later, **given)
 
-    schedule = Schedule(epochs=8, lr=5e-2, every=1, warm_up=100, **adam)
+    schedule = Schedule(epochs=3, lr=5e-2, every=1, warm_up=100, **adam)
     start = CommonStart(schedule, sizes=(3_200, 64, 64), rtol=1e-1, atol=1e-1)
     yield row("mnist14", (("hidden", 16), *one), (320, 64, 128), start)
     schedule = Schedule(epochs=40, lr=1e-2, every=2, warm_up=100, **adam)

@@ -8,7 +8,7 @@ from pathlib import Path
 from seminode.diagnostics.plots import check_matplotlib
 
 from ..store import Finished
-from . import control, costs, curves, histograms, knife, locations, origins, overshoot, precision, ratio, regime
+from . import control, costs, curves, histograms, knife, locations, origins, overshoot, precision, ratio, regime, scale
 from .selection import complete
 from .style import Drawn, Picture, save
 
@@ -20,9 +20,8 @@ def pictures(runs: Sequence[Finished], folder: Path) -> list[Picture]:
     whole = complete(runs)
     subjects = (curves, control, histograms, locations, ratio, costs)
     found = [picture for subject in subjects for picture in subject.pictures(whole)]
-    found += [
-        picture for subject in (knife, regime, origins, overshoot, precision) for picture in subject.pictures(folder)
-    ]
+    measured = (knife, regime, scale, origins, overshoot, precision)
+    found += [picture for subject in measured for picture in subject.pictures(folder)]
     return sorted(found, key=lambda picture: picture.animate is not None)  # animations come last
 
 

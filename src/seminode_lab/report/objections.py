@@ -82,7 +82,9 @@ def _regime(problems: list[ProblemRuns]) -> Finding:
         )
         good.append(counts[0] >= HARD)
     hard = Conclusion.ANSWERED if any(good) else Conclusion.OPEN
-    text = "Backward evaluations:" if items else "There are no complete runs of both norms."
+    text = "Backward evaluations:"
+    if not items:
+        text = "There are no complete runs of both norms. The figure shows counts that were made during training."
     title = "“Your flows are too easy”"
     return Finding("objection-regime", title, said, text, hard, tuple(items), "flow-regime")
 

@@ -43,7 +43,7 @@ PLACES = {
     "costs": "adds",
     "precision": "adds",
     "overshoot": "cnf",
-    "flow-regime": "cnf",
+    "flow-": "cnf",
     "locations": "steps",
 }
 
