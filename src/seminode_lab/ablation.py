@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import seminode as sn
 from seminode.diagnostics.isolation import Snapshot
@@ -120,18 +121,29 @@ class Contestant:
         if variant.mode:
             self.task.solves = solved_by(variant.kind, self.task.model, variant.mode)
         self.cost = Cost(variant.name, variant.kind)
+        self.loss: float | None = None
         self.rows = torch.arange(task.samples("train"))
 
-    def attempt(self, first: bool, restore: Callable[[], None]) -> None:
-        """Differentiate the loss of the batch once."""
+    def attempt(self, first: bool, restore: Callable[[], None], keep: bool = False) -> None:
+        """Differentiate the loss of the batch once; if `keep`, the gradient stays with the parameters."""
         if self.cost.reason is not None:
             return
         try:
-            self._pass(first, restore)
+            self._pass(first, restore, keep)
         except Exception as error:  # it is written down, and the others go on
             self.cost.reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
-    def _pass(self, first: bool, restore: Callable[[], None]) -> None:
+    def gradient(self, restore: Callable[[], None]) -> tuple[Tensor, float] | None:
+        """The gradient, as one vector, and the loss of the batch, from a first pass; `None` if that fails."""
+        self.attempt(True, restore, keep=True)
+        if self.cost.reason is not None or self.loss is None:
+            return None
+        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in self.task.model.parameters()]
+        found = torch.cat([x.reshape(-1) for x in grads])
+        self.task.model.zero_grad()
+        return found, self.loss
+
+    def _pass(self, first: bool, restore: Callable[[], None], keep: bool) -> None:
         restore()
         now = time.process_time if self.task.device.type == "cpu" else time.perf_counter
         with warnings.catch_warnings(record=True) as told:
@@ -142,7 +154,9 @@ class Contestant:
             spent = now() - begin
         if any(issubclass(each.category, sn.CompileWarning) for each in told):
             self.cost.note = "runs eagerly: it could not be compiled"
-        self.task.model.zero_grad()
+        self.loss = outcome.loss.item()
+        if not keep:
+            self.task.model.zero_grad()
         if not first:
             self.cost.seconds.append(spent)
             return

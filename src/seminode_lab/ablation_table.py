@@ -12,7 +12,12 @@ from .measures import DATA, KINDS
 from .settings import EXPERIMENTS
 from .store import StoreError, read_json
 
-COLUMNS = ("", "forward NFE", "backward NFE", "seconds", "speed-up", "first pass (s)")
+COLUMNS = (
+    Column(""),
+    Column("forward NFE", minor=True),
+    *map(Column, ("backward NFE", "seconds", "speed-up")),
+    Column("first pass (s)", minor=True),
+)
 KINDS_OF_ROWS = {"start": "", "alone": "mixed norm, only with: ", "together": "", "without": "all together, but: "}
 NOTE = (
     "One batch, forward and backward, with the same weights and noise for all. Only with: one part of best is added to "
@@ -60,4 +65,4 @@ def ablation(folder: Path) -> Table:
                 f"{path}: damaged ({type(error).__name__}: {error}); delete it to have it made again"
             ) from error
     said = (NOTE, *filter(None, notes)) if lines else ()
-    return Table("ablation", "What the parts of best contribute", tuple(map(Column, COLUMNS)), tuple(lines), said)
+    return Table("ablation", "What the parts of best contribute", COLUMNS, tuple(lines), said)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 #: The width of notes on a terminal, in characters.
@@ -15,10 +15,11 @@ WIDTH = 110
 
 
 class Column(NamedTuple):
-    """The name of a column, and the name of the group of columns that it belongs to."""
+    """The name of a column, the name of its group of columns, and whether narrow screens leave it out."""
 
     name: str
     group: str = ""
+    minor: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,17 @@ class Table:
 
     def html(self) -> str:
         """The table as HTML, in a box that scrolls if the page is too narrow, with the notes below it."""
-        head = "".join(f'<th scope="col">{escape(column.name)}</th>' for column in self.columns)
-        above = "".join(f'<th scope="colgroup" colspan="{n}">{escape(name)}</th>' for name, n in self.groups)
+        minor = [column.minor for column in self.columns]
+        head = "".join(
+            f'<th scope="col"{_class(column.minor)}>{_html_name(column.name)}</th>' for column in self.columns
+        )
+        firsts = accumulate((n for _, n in self.groups), initial=0)
+        above = "".join(
+            f'<th scope="colgroup" colspan="{n}"{_class(all(minor[at : at + n]))}>{escape(name)}</th>'
+            for at, (name, n) in zip(firsts, self.groups, strict=False)
+        )
         groups = "".join(f'<colgroup span="{n}"></colgroup>' for _, n in self.groups)
-        rows = "\n".join(_html_row(row, len(self.columns)) for row in self.rows)
+        rows = "\n".join(_html_row(row, minor) for row in self.rows)
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         return (
             f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(self.title)}">\n'
@@ -139,8 +147,27 @@ def _above(groups: Sequence[tuple[str, int]], widths: list[int]) -> Iterator[str
         at += n
 
 
-def _html_row(row: Sequence[str], columns: int) -> str:
+def _html_name(name: str) -> str:
+    """The name of a column, which may be broken where that helps a narrow screen."""
+    return escape(name).replace("seminorm", "semi&shy;norm")
+
+
+def _class(minor: bool) -> str:
+    return ' class="minor"' if minor else ""
+
+
+def _html_row(row: Sequence[str], minor: Sequence[bool]) -> str:
     if len(row) == 1:
-        return f'<tr class="heading"><th scope="rowgroup" colspan="{columns}"><span>{escape(row[0])}</span></th></tr>'
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        span = f'colspan="{len(minor)}"'
+        return f'<tr class="heading"><th scope="rowgroup" {span}><span>{escape(row[0])}</span></th></tr>'
+    cells = "".join(f"<td{_class(less)}>{_html_cell(cell)}</td>" for cell, less in zip(row[1:], minor[1:], strict=True))
     return f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
+
+
+def _html_cell(cell: str) -> str:
+    """A cell whose deviation, the part from ± on, is set smaller.
+
+    >>> _html_cell("14.36 ± 1.09 M")
+    '14.36 <span class="sd">± 1.09</span> M'
+    """
+    return re.sub(r"± [\d.,]+", r'<span class="sd">\g<0></span>', escape(cell))

@@ -34,6 +34,7 @@ DATA = {
     "speech_commands": "Speech Commands",
     "japanese_vowels": "Japanese Vowels",
     "mnist": "MNIST",
+    "mnist14": "MNIST at 14×14",
     "cifar10": "CIFAR-10",
     "pendulum": "double pendulum",
 }
@@ -57,7 +58,7 @@ def result(run: Finished) -> Mapping[str, Any]:
 
 
 #: The number of training images. A run that selects no weights makes no evaluation pass over them and does not save it.
-IMAGES = {"mnist": 60_000, "cifar10": 50_000, "digits": 1437}
+IMAGES = {"mnist": 60_000, "mnist14": 60_000, "cifar10": 50_000, "digits": 1437}
 
 
 def samples(run: Finished, split: str = "train") -> int:
@@ -115,6 +116,17 @@ def seconds(run: Finished) -> float:
     """Seconds of training: processor time if it was on a CPU, so that other processes have no influence."""
     found = result(run)["seconds"]
     return found["training_processor"] if run.settings["device"] == "cpu" else found["training"]
+
+
+def core_hours(run: Finished) -> float:
+    """All work of a run in hours of a core: preparation, training and evaluation.
+
+    Training is measured in processor time, the rest in elapsed time of all threads.
+    """
+    found = result(run)["seconds"]
+    threads = run.config.get("circumstances", {}).get("threads", 1)
+    rest = sum(found.get(name, 0.0) for name in ("preparation", "evaluation"))
+    return (found["training_processor"] + threads * rest) / 3600.0
 
 
 def drifted(run: Finished) -> float | None:
@@ -259,7 +271,7 @@ def _place(problem: ProblemRuns) -> tuple[int, int, str]:
 #: The data sets of each experiment.
 EXPECTED = {
     "ncde": ("speech_commands", "japanese_vowels"),
-    "cnf": ("mnist", "cifar10", "digits"),
+    "cnf": ("mnist", "mnist14", "cifar10", "digits"),
     "hnn": ("pendulum",),
 }
 #: The types of settings that tables, figures and reports use.

@@ -129,14 +129,19 @@ def _task(settings: Settings, root: Root, options: Mapping[str, Any]) -> ModelTa
         if settings.fitted:
             pendulum.fit_accelerations(net.field, settings.fitted, seed=settings.seed)
         return PendulumTask(net, _reduced(settings, windows), pendulum.DT, batch, device)
-    loaders = {"mnist": sets.mnist, "cifar10": sets.cifar10, "digits": lambda root: sets.digits()}
+    loaders = {
+        "mnist": sets.mnist,
+        "mnist14": lambda root: sets.reduced_images(sets.mnist(root), 2),
+        "cifar10": sets.cifar10,
+        "digits": lambda root: sets.digits(),
+    }
     if settings.data not in loaders:
         raise ValueError(f"data: expected one of {', '.join(loaders)} for 'cnf', found {settings.data!r}")
     train, test = loaders[settings.data](root)
     # As in the paper, the test set is evaluated during training; nothing is selected by it.
     pixels = {"train": train.x, "validation": test.x, "test": test.x}
     flow = model_of(settings, train.shape, train.levels, **options)
-    return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device)
+    return FlowTask(flow, _reduced(settings, pixels), batch, settings.data == "cifar10", device, settings.probe)
 
 
 def description(settings: Settings) -> str:

@@ -12,6 +12,7 @@ SHAPES = {
     "speech_commands": (20,),
     "japanese_vowels": (12,),
     "mnist": (1, 28, 28),
+    "mnist14": (1, 14, 14),
     "cifar10": (3, 32, 32),
     "digits": (1, 8, 8),
     "pendulum": (),

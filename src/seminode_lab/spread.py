@@ -67,3 +67,12 @@ def saving(less: Spread | None, more: Spread | None) -> float | None:
 def ratio(more: Spread | None, less: Spread | None) -> float | None:
     """The mean of `more` divided by that of `less`."""
     return None if less is None or more is None or less.mean == 0 else more.mean / less.mean
+
+
+def counted(number: int, thing: str) -> str:
+    """A number with a noun.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"

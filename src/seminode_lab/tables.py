@@ -38,7 +38,8 @@ TRUTHS = (
     Truth("correct", "seminorm", 4),
     Truth("best", "best", 4),
 )
-COLUMNS = (Column(""), *(Column(truth.name, truth.group) for truth in TRUTHS))
+#: Narrow screens leave out what is counted as in the paper.
+COLUMNS = (Column(""), *(Column(truth.name, truth.group, truth.base == 2) for truth in TRUTHS))
 Cells = list[Spread | None]
 
 

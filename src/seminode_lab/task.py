@@ -59,6 +59,10 @@ class Task(ABC, Generic[Model]):
     def prepare(self) -> None:
         """Work that is done once per process, such as compiling. It is timed separately from training."""
 
+    def probe(self) -> Mapping[str, Any] | None:
+        """Numbers of one batch that are recorded with every evaluation of the model in training, if there are any."""
+        return None
+
     def trial(self) -> Trial | None:
         """An application of the trained model, if there is one."""
         return None

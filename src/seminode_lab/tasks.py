@@ -17,10 +17,11 @@ from seminode.models.base import SolvingModule
 from .data import SeriesSet
 from .models import pendulum
 from .peers import SolveLog
+from .probing import block_evaluations
 from .ranks import Ranks
 from .task import Outcome, Task, Trial
 
-#: A pendulum is upright if its cosines differ from -1 and 1 by at most this.
+#: A pendulum has settled if its cosines differ from -1 and 1 by at most this. Reports measure degrees.
 UPRIGHT = 0.01
 
 Solving = TypeVar("Solving", bound=SolvingModule)
@@ -141,9 +142,11 @@ class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
         batch: int,
         flips: bool = False,
         device: torch.device | str = "cpu",
+        probe_at: float | None = None,
     ):
         super().__init__(model, data, batch, device)
         self.flips = flips  # whether training images are flipped horizontally at random
+        self.probe_at = probe_at  # tolerance of `probe`; `None` for none
 
     def loss(self, split: str, rows: Tensor, *drawn: Tensor) -> tuple[Tensor, int]:
         pixels = self.data[split][rows]
@@ -151,6 +154,11 @@ class FlowTask(ModelTask[MultiscaleCNF, Tensor]):
             turned = torch.rand(len(pixels)) < 0.5
             pixels = torch.where(turned[:, None, None, None], pixels.flip(-1), pixels)
         return self.model.bits_per_dim(pixels.to(self.device)).mean(), 0
+
+    def probe(self) -> Mapping[str, Any] | None:
+        if self.probe_at is None:
+            return None
+        return block_evaluations(self.model, self.data["test"][: self.batch].to(self.device), self.probe_at)
 
 
 class PendulumTask(ModelTask[SymplecticODENet, Tensor]):

@@ -252,6 +252,9 @@ class Training:
             "totals": dict(self.totals),
             "seconds": dict(self.seconds),
         }
+        probed = self.task.probe()
+        if probed is not None:
+            evaluation["probe"] = {"iterations": self.iterations, **probed}
         self.evaluations.append(evaluation)
         self.run.evaluated(self.evaluations, found[splits[0]].times())
         if self.schedule.selects:

@@ -248,7 +248,7 @@ def test_the_brake_is_shown_where_the_published_gains_do_not_settle(runs: list[F
     assert choice is not None
     assert choice.gains == "braked"
     assert "With damping proportional" in choice.sentence
-    assert "Of 12 runs, 0 settle with the published gains and 12 with the damping." in choice.sentence
+    assert "Of 12 runs, 0 settle within 10° with the published gains and 12 with the damping." in choice.sentence
 
 
 def test_every_mode_has_its_costs_an_epoch(runs: list[Finished]) -> None:

@@ -41,7 +41,7 @@ def cell(table: Table, heading: str, label: str, group: str, name: str) -> str:
     """By its names; the first heading that begins so."""
     below = next(i for i, row in enumerate(table.rows) if len(row) == 1 and row[0].startswith(heading))
     row = next(row for row in table.rows[below + 1 :] if row[0] == label)
-    return row[table.columns.index(Column(name, group))]
+    return row[[column[:2] for column in table.columns].index((name, group))]
 
 
 def test_there_is_a_table_for_each_experiment_and_one_of_steps(runs: list[store.Finished]) -> None:

@@ -10,9 +10,11 @@ from .options import add_preset, guarded
 
 DESCRIPTION = """\
 Measure on one batch of each experiment, with the weights of runs in DIR that have a checkpoint: precision (the error
-of gradients over their cost, for all adjoints and norms), ablation (what the parts of best contribute) and overshoot
-(the last step of the published procedure). The files are written to DIR, and `seminode report DIR` shows them."""
-PARTS = ("precision", "ablation", "overshoot")
+of gradients over their cost, for all adjoints and norms), ablation (what the parts of best contribute), overshoot (the
+last step of the published procedure), scale (what the scale of a flow's loss changes) and libraries (every row with
+seminode and with torchdiffeq). data describes the data sets of the runs. The files are written to DIR, and `seminode
+report DIR` shows them."""
+PARTS = ("precision", "data", "ablation", "overshoot", "scale", "libraries")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from .cifar import cifar10
 from .digits import digits
 from .errors import CacheWarning, DataError, IncompleteDataWarning, MissingData
 from .folders import data_dir
-from .images import Images, ImageSet
+from .images import Images, ImageSet, reduced_images
 from .mfcc import MFCC
 from .mnist import mnist
 from .pendulum import pendulum
@@ -26,6 +26,7 @@ __all__ = [
     "SeriesSet",
     "Images",
     "ImageSet",
+    "reduced_images",
     "MFCC",
     "CATALOGUE",
     "data_dir",

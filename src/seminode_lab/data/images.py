@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import functional
 
 from .errors import DataError
 
@@ -37,3 +38,23 @@ class Images(NamedTuple):
 
     train: ImageSet
     test: ImageSet
+
+
+def reduced_images(images: Images, factor: int) -> Images:
+    """Images of lower resolution: the rounded mean of every square of factor × factor pixels.
+
+    Example:
+        >>> import torch
+        >>> square = torch.tensor([[[[0, 2, 9, 9], [4, 6, 9, 9]]]], dtype=torch.uint8)
+        >>> part = ImageSet(square, torch.zeros(1))
+        >>> reduced_images(Images(part, part), 2).train.x.tolist()
+        [[[[3, 9]]]]
+    """
+    train, test = (replace(part, x=_means(part.x, factor)) for part in images)
+    return Images(train, test)
+
+
+def _means(x: Tensor, factor: int) -> Tensor:
+    if any(side % factor for side in x.shape[2:]):
+        raise DataError(f"factor: expected a divisor of the sides {tuple(x.shape[2:])}, found {factor}")
+    return functional.avg_pool2d(x.float(), factor).round().to(x.dtype)

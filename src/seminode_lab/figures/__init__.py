@@ -8,7 +8,7 @@ from pathlib import Path
 from seminode.diagnostics.plots import check_matplotlib
 
 from ..store import Finished
-from . import control, costs, curves, histograms, knife, origins, overshoot, precision, ratio
+from . import control, costs, curves, histograms, knife, locations, origins, overshoot, precision, ratio, regime, scale
 from .selection import complete
 from .style import Drawn, Picture, save
 
@@ -18,9 +18,10 @@ __all__ = ["Drawn", "Picture", "draw_all", "pictures"]
 def pictures(runs: Sequence[Finished], folder: Path) -> list[Picture]:
     """All figures of complete runs and of measurements in a folder: those of the paper in its order, then others."""
     whole = complete(runs)
-    subjects = (curves, control, histograms, ratio, costs)
+    subjects = (curves, control, histograms, locations, ratio, costs)
     found = [picture for subject in subjects for picture in subject.pictures(whole)]
-    found += [picture for subject in (knife, origins, overshoot, precision) for picture in subject.pictures(folder)]
+    measured = (knife, regime, scale, origins, overshoot, precision)
+    found += [picture for subject in measured for picture in subject.pictures(folder)]
     return sorted(found, key=lambda picture: picture.animate is not None)  # animations come last
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..measures import GAINS, result
+from ..measures import GAINS
 from ..store import Finished
+from ..uprightness import ROUGHLY, Uprightness, of_run
 from .animation import animate
 from .selection import of_experiment
 from .style import LABELS, Picture, new_figure, styled
@@ -31,12 +32,15 @@ class Choice:
     swing: Swing
     run: Finished
     gains: str
-    settled: float | None
+    upright: Uprightness | None
     counts: str  # over all runs
 
     @property
     def sentence(self) -> str:
-        end = "does not settle" if self.settled is None else f"stays upright from {self.settled:.1f} s on"
+        end = "does not settle"
+        if self.upright is not None and self.upright.since is not None:
+            since, last = f"{self.upright.since:.1f} s", f"{self.upright.last:.2g}°"
+            end = f"stays within {self.upright.bound:g}° of upright from {since} on, and is off by {last} at the end"
         seed, mode = self.run.settings["seed"], LABELS[self.run.settings["mode"]]
         gains = GAINS[self.gains]
         return f"With {gains}, the true pendulum {end} (model trained with {mode}, seed {seed}). {self.counts}"
@@ -49,22 +53,24 @@ def choose(runs: Sequence[Finished]) -> Choice | None:
     for wanted in (True, False):
         for gains in GAINS:
             for run, arrays in kept:
-                settled = settled_at(run, gains)
-                if f"{gains}_states" in arrays and (settled is not None or not wanted):
+                upright = of_run(run, gains)
+                if f"{gains}_states" in arrays and (settles(upright) or not wanted):
                     swing = Swing(arrays["ts"], arrays[f"{gains}_states"], arrays[f"{gains}_torques"])
-                    return Choice(swing, run, gains, settled, settled_counts([run for run, arrays in kept if arrays]))
+                    return Choice(swing, run, gains, upright, settled_counts([run for run, arrays in kept if arrays]))
     return None
 
 
-def settled_at(run: Finished, gains: str) -> float | None:
-    """The time from which on the pendulum stays upright; `None` if it never does or the simulation failed."""
-    said = result(run).get("control", {}).get(gains)
-    return None if said is None else said["settled"]
+def settles(upright: Uprightness | None) -> bool:
+    """Whether a pendulum stays upright in the end, at least roughly."""
+    return upright is not None and upright.bound is not None
 
 
 def settled_counts(runs: Sequence[Finished]) -> str:
-    published, braked = (sum(settled_at(run, gains) is not None for run in runs) for gains in GAINS)
-    return f"Of {len(runs)} runs, {published} settle with the published gains and {braked} with the damping."
+    published, braked = (sum(settles(of_run(run, gains)) for run in runs) for gains in GAINS)
+    return (
+        f"Of {len(runs)} runs, {published} settle within {ROUGHLY:g}° with the published gains and {braked} with the "
+        "damping."
+    )
 
 
 @styled

@@ -10,8 +10,9 @@ import numpy as np
 from ..measures import KINDS, forward_nfe, result, seconds, true_nfe
 from ..modes import MODES
 from ..settings import EXPERIMENTS
+from ..spread import counted
 from ..store import Finished
-from .selection import ByMode, by_row, counted, of_experiment, row_label
+from .selection import ByMode, by_row, of_experiment, row_label
 from .style import COLOURS, INK, LABELS, Picture, new_figure, styled
 
 

@@ -82,6 +82,8 @@ def accuracy_picture(modes: ByMode, published: bool, name: str) -> Picture:
     caption = f"Validation accuracy at {_tolerance(shown)}, mean and ±1 sample deviation of {made_of(shown)}. "
     if published:
         caption += "At every epoch the lowest run is dropped, as in the paper, which does not mention it. "
+        if max(map(len, shown.values())) == 2:
+            caption += "Of two runs this leaves the higher one, so the curve is a maximum without a deviation. "
         caption += f"Final values: {ends}."
     else:
         caption += f"No run is dropped. Final values: {ends}."

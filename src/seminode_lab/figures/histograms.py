@@ -33,7 +33,7 @@ def draw_histograms(axes: Any, times: Mapping[str, np.ndarray], colours: Mapping
         handles.append(Patch(**style, label=f"{LABELS[mode]} ({len(each):,})"))
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles), borderaxespad=0.1)
     axes.margins(x=0.02)
-    axes.set_xlabel("t")
+    axes.set_xlabel("time t in a window (s); the backward pass runs from right to left")
     axes.set_ylabel(ylabel)
     axes.yaxis.get_major_locator().set_params(integer=True)
 
@@ -47,9 +47,11 @@ def evaluations_picture(modes: ByMode, published: bool) -> Picture | None:
         return None
     figure = new_figure(*SIZE)
     axes = figure.subplots()
-    draw_histograms(axes, times, _colours(shown), "# NFE")
+    draw_histograms(axes, times, _colours(shown), "evaluations per bin")
     caption = "Times of all backward evaluations in the evaluation passes over the training set; "
-    caption += f"{made_of(shown)}. The bar at t = 0.35 contains the first evaluation of every batch."
+    caption += f"{made_of(shown)}. A window spans 0.35 s, from the first point (left) to the eighth (right), with a "
+    caption += f"solve between any two points; the axis is cut into {BINS} bins. Times below 0 are steps that run past "
+    caption += "the end. The bar at t = 0.35 contains the first evaluation of every batch."
     if published:
         name, how = "f4-evaluations-published", "as published"
     else:
@@ -69,7 +71,7 @@ def rejections_picture(modes: ByMode) -> Picture | None:
         return None
     figure = new_figure(SIZE[0], 2 * SIZE[1])
     for axes, (title, each) in zip(figure.subplots(2, 1), times.items(), strict=True):
-        draw_histograms(axes, each, _colours(shown), "# Steps")
+        draw_histograms(axes, each, _colours(shown), "steps per bin")
         axes.set_title(title.capitalize())
         if not any(map(len, each.values())):
             axes.set(xlim=(0.0, 0.36), yticks=[0])
@@ -78,7 +80,8 @@ def rejections_picture(modes: ByMode) -> Picture | None:
     for axes in figure.axes:
         axes.set_xlim(min(low), max(high))
     said = [", ".join(f"{len(x):,} ({LABELS[mode]})" for mode, x in each.items()) for each in times.values()]
-    caption = f"Rejected steps of the backward pass, {made_of(shown)}. The solver rejected {said[0]}. "
+    caption = f"Rejected steps of the backward pass over the time within a window, in {BINS} bins, "
+    caption += f"{made_of(shown)}. The solver rejected {said[0]}. "
     caption += f"The paper's counter finds {said[1]}. "
     caption += (
         "The additional ones are artefacts: every output restarts the solve with additional evaluations, after which "

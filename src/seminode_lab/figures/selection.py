@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..measures import DATA, gather
 from ..modes import MODES
 from ..settings import Settings
+from ..spread import counted
 from ..store import Finished
 
 #: Runs by mode, sorted by seed.
@@ -61,15 +62,6 @@ def by_data(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
 def tolerances(runs: Sequence[Finished]) -> list[float]:
     """The values of rtol, from loose to tight."""
     return sorted({run.settings["rtol"] for run in runs}, reverse=True)
-
-
-def counted(number: int, thing: str) -> str:
-    """A number with a noun.
-
-    >>> counted(1, "run"), counted(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def made_of(modes: ByMode) -> str:

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import side_by_side
 from ..ablation_table import ablation
 from ..grid import plain
 from ..measures import Gathered, gather
@@ -56,8 +57,8 @@ def write(folder: Path, out: Path | None = None) -> Written:
     gathered = _read(folder)
     usable = [run for problem in gathered.problems for run in problem.runs]
     pictures, trouble = _figures(usable, folder, out / FIGURES)
-    page = content(gathered, usable, pictures, trouble) | {"ablation": ablation(folder)}
-    return _render(page, out)
+    measured = {"ablation": ablation(folder), "beside": side_by_side.table(folder)}
+    return _render(content(gathered, usable, pictures, trouble, folder) | measured, out)
 
 
 def in_short(found: Sequence[Finished]) -> list[str]:

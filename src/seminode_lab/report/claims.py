@@ -10,6 +10,7 @@ from ..intervals import Interval, chance_of_difference, paired_difference, paire
 from ..measures import GAINS, Gathered, ProblemRuns, result, tested
 from ..sizes import sizes
 from ..tables import proportion
+from ..uprightness import ROUGHLY, UPRIGHT, in_words, of_run
 from .findings import (
     ALIKE,
     NOTHING,
@@ -156,24 +157,16 @@ def _rejections(problems: Sequence[ProblemRuns]) -> Finding:
 def _swing_up(problems: Sequence[ProblemRuns]) -> Finding:
     name, title = "swing-up", "The trained network swings the pendulum up"
     said = "In the paper, a network trained with the seminorm swings the true pendulum up and keeps it upright."
-    settled, tried = {}, 0
-    for run in (run for problem in problems for run in problem.runs):
-        for gains, outcome in (result(run).get("control") or {}).items():
-            settled.setdefault(gains, []).append((outcome or {}).get("settled"))
-        tried += "control" in result(run)
-    if not tried:
+    runs = [run for problem in problems for run in problem.runs if "control" in result(run)]
+    if not runs:
         return untested(name, title, said)
-    there = {gains: [t for t in times if t is not None] for gains, times in settled.items()}
-    found = [
-        f"{len(there[gains])} of {len(times)} networks with {GAINS.get(gains, gains)}"
-        + (f", the fastest in {min(there[gains]):.1f} s" if there[gains] else "")
-        for gains, times in settled.items()
-    ]
-    all_up, any_up = (test(bool(times) for times in there.values()) for test in (all, any))
-    conclusion = Conclusion.HOLDS if all_up else Conclusion.PARTLY if any_up else Conclusion.FAILS
-    return Finding(
-        name, title, said, "Both cosines reach their targets within 0.01 and stay there:", conclusion, tuple(found)
-    )
+    found = {gains: [of_run(run, gains) for run in runs] for gains in GAINS}
+    bounds = {each.bound for own in found.values() for each in own if each is not None}
+    roughly = Conclusion.PARTLY if ROUGHLY in bounds else Conclusion.FAILS
+    conclusion = Conclusion.HOLDS if UPRIGHT in bounds else roughly
+    items = tuple(f"with {GAINS[gains]}: {in_words(own)}" for gains, own in found.items())
+    text = "Networks that bring both angles near their targets and keep them there until the end (20 s):"
+    return Finding(name, title, said, text, conclusion, items)
 
 
 def _time(problems: Sequence[ProblemRuns]) -> Finding:

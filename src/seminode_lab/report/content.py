@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .. import measures, tables
 from ..grid import Column, Table
 from ..measures import Gathered, ProblemRuns, result
 from ..reductions import NAMES, reductions
-from ..settings import EXPERIMENTS, PRESETS
-from ..spread import Spread, ratio
+from ..settings import EXPERIMENTS, PRESETS, all_runs
+from ..sources import sentences
+from ..spread import Spread, counted, ratio
 from ..store import Finished
 from .claims import claims
 from .errata import errata
 from .findings import ALIKE, NOTHING, SPACE, Conclusion, compatible_saving, correct_saving, listed, percent
+from .objections import objections
 from .pictures import Shown, missing
 
 #: The groups of columns and their explanations.
@@ -33,7 +36,9 @@ TRUTHS = (
 )
 
 
-def content(gathered: Gathered, runs: Sequence[Finished], pictures: list[Shown], trouble: str) -> dict[str, Any]:
+def content(
+    gathered: Gathered, runs: Sequence[Finished], pictures: list[Shown], trouble: str, folder: Path
+) -> dict[str, Any]:
     """The variables of the templates."""
     presets = sorted({run.settings["preset"] for run in runs})
     reduced = reductions(runs)
@@ -49,12 +54,15 @@ def content(gathered: Gathered, runs: Sequence[Finished], pictures: list[Shown],
         "experiments": [(name, own[name]) for name in EXPERIMENTS if name in own],
         "claims": claims(gathered),
         "errata": errata(gathered),
+        "objections": objections(gathered, folder, [picture.name for picture in pictures]),
+        "sources": sentences(folder),
         "nothing": percent(NOTHING, 0),
         "alike": f"{ALIKE:.0f}",
         "gains": gains(gathered),
         "libraries": tables.libraries([*runs, *(run for peer in gathered.peers for run in peer.runs)]),
         "reductions": reduced,
         "left_out": dict(gathered.left_out),
+        "still_missing": missing_runs(runs, presets, gathered.left_out),
         "circumstances": circumstances(runs),
         "runs": run_table(runs),
         "pictures": pictures,
@@ -75,9 +83,11 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     """The result in a few sentences."""
     minutes = sum(measures.seconds(run) for run in runs) / 60
     spent = f"{minutes:.1f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
+    hours = sum(map(measures.core_hours, runs))
+    counts = f"{counted(len(runs), 'complete run')} and {counted(len(gathered.problems), 'row')}"
     found = [
-        f"{len(runs)} complete runs are compared with {len(gathered.problems)} rows of the paper's tables. They took "
-        f"{spent} of training."
+        f"{counts} of the paper's tables are compared. Training took {spent}; with preparation and evaluation, the "
+        f"runs took {hours:.1f} core-hours."
     ]
     found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
     found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
@@ -135,6 +145,17 @@ def _best(problems: Sequence[ProblemRuns]) -> list[str]:
     ]
 
 
+def missing_runs(runs: Sequence[Finished], presets: Sequence[str], begun: Collection[str] = ()) -> list[str]:
+    """The runs of presets that are not complete, by row and mode, with their seeds."""
+    done = {run.path.name for run in runs}
+    found: dict[str, list[str]] = {}
+    for settings in (each for preset in presets if preset in PRESETS for each in all_runs(preset)):
+        if settings.name not in done:
+            seed = f"{settings.seed}{' (begun)' * (settings.name in begun)}"
+            found.setdefault(f"{settings.row}-{settings.mode}", []).append(seed)
+    return [f"{name}: seed{'s' * (len(seeds) > 1)} {listed(seeds)}" for name, seeds in found.items()]
+
+
 # Comparisons.
 
 
@@ -157,16 +178,19 @@ def _bars(problem: ProblemRuns) -> dict[str, Any]:
 
 def gains(gathered: Gathered) -> Table:
     """Best compared with the paper's two norms: evaluations, seconds, memory and quality of the model."""
+    modes = ("mixed", "seminorm", "best")
+    measured = any(problem.spread(mode, measures.memory) for problem in gathered.problems for mode in modes)
+    weighed = modes if measured else ()  # not if runs share a process
     columns = (
         Column(""),
         *(Column(name, "backward NFE saved") for name in ("seminorm", "best")),
         *(Column(name, "speed-up") for name in ("seminorm", "best")),
-        *(Column(name, "peak memory (MB)") for name in ("mixed", "seminorm", "best")),
-        *(Column(name, "quality") for name in ("mixed", "best")),
+        *(Column(name, "peak memory (MB)", minor=True) for name in weighed),
+        *(Column(name, "quality", minor=True) for name in ("mixed", "best")),
     )
     rows = []
     for problem in gathered.problems:
-        seconds = {mode: problem.spread(mode, measures.seconds) for mode in ("mixed", "seminorm", "best")}
+        seconds = {mode: problem.spread(mode, measures.seconds) for mode in modes}
         faster = (ratio(seconds["mixed"], seconds[mode]) for mode in ("seminorm", "best"))
         quality = problem.quality
         rows.append(
@@ -174,13 +198,13 @@ def gains(gathered: Gathered) -> Table:
                 problem.full_title,
                 *(_cell(correct_saving(problem, mode), "{:.1f} %") for mode in ("seminorm", "best")),
                 *(_cell(times, "{:.2f}") for times in faster),
-                *(_text(problem.spread(mode, measures.memory), 0, 1e-6) for mode in ("mixed", "seminorm", "best")),
+                *(_text(problem.spread(mode, measures.memory), 0, 1e-6) for mode in weighed),
                 *(_text(problem.spread(mode, quality), quality.digits) for mode in ("mixed", "best")),
             )
         )
+    memory = " Memory is the peak of the whole process, including data and libraries." if weighed else ""
     notes = (
-        "Savings and speed-ups are relative to the mixed norm, in training; on a CPU from processor time. Memory is "
-        "the peak of the whole process, including data and libraries.",
+        f"Savings and speed-ups are relative to the mixed norm, in training; on a CPU from processor time.{memory}",
         f"Quality: {listed([f'{quality.name} ({NAMES[name]})' for name, quality in measures.QUALITIES.items()])}.",
     )
     return Table("gains", "Best compared with the paper's norms", columns, tuple(rows), notes)

@@ -33,6 +33,9 @@ class Conclusion(Enum):
     UNDECIDED = ("?", "not decided by these runs")
     REGIME = ("…", "regime not reached")
     UNTESTED = ("–", "not tested by these runs")
+    ANSWERED = ("✓", "answered")
+    ANSWERED_PARTLY = ("≈", "answered in part")
+    OPEN = ("…", "open")
 
     @property
     def mark(self) -> str:
@@ -65,6 +68,7 @@ class Finding:
     found: str
     conclusion: Conclusion
     items: tuple[str, ...] = ()
+    figure: str = ""  # the name of the figure that shows it
 
 
 def untested(name: str, title: str, said: str, why: str = "") -> Finding:

@@ -43,6 +43,8 @@ PLACES = {
     "costs": "adds",
     "precision": "adds",
     "overshoot": "cnf",
+    "flow-": "cnf",
+    "locations": "steps",
 }
 
 
