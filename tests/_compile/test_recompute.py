@@ -21,7 +21,7 @@ def joint(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
     """(*inputs, cotangent) ↦ the value and the gradients of all inputs."""
 
     def both(*tensors: Tensor) -> list[Tensor]:
-        value, vjp = torch.func.vjp(function, *tensors[:-1])
+        value, vjp = torch.func.vjp(function, *tensors[:-1])  # type: ignore[misc]
         return [value, *vjp(tensors[-1])]
 
     return both
@@ -29,7 +29,7 @@ def joint(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 
 def network(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """A layer with softplus, and its VJP: second derivatives need both and their products."""
-    value, vjp = torch.func.vjp(lambda x: functional.softplus(x @ w) @ w, x)
+    value, vjp = torch.func.vjp(lambda x: functional.softplus(x @ w) @ w, x)  # type: ignore[misc]
     return value + vjp(v)[0]
 
 

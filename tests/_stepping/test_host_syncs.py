@@ -184,10 +184,11 @@ def test_errors_of_integrals_are_read_together(reads: Reads, compile: bool, monk
     for many in (1, 8, 1000):
         monkeypatch.setattr(parameter_integral, "READ", many)
         field, y0 = Field(), torch.ones(3, dtype=torch.float64, requires_grad=True)
+        backward, stats = 0, None
         for _ in range(2):  # the first one compiles
             sol = sn.solve(field, y0, [0.0, 6.4], adjoint=sn.Quadrature(), compile=compile, **ADAPTIVE)
             _, backward = reads.of(lambda sol=sol: sol.ys[-1].sum().backward())
-        stats = sol.stats.backward
+            stats = sol.stats.backward
         assert stats is not None
         counts.append(backward)
         errors.append(stats.params_error)

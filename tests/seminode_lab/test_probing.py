@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,8 @@ ADJOINTS = {
 def test_counts_are_those_of_a_backward_pass_with_these_options(norm: str) -> None:
     found = block_evaluations(flow(), pixels(), 1e-5)
     model = flow()
-    model.options.update({"rtol": 1e-5, "atol": 1e-5, **ADJOINTS[norm]})
+    options: Any = {"rtol": 1e-5, "atol": 1e-5, **ADJOINTS[norm]}
+    model.options.update(options)
     torch.manual_seed(0)
     model.bits_per_dim(pixels()).mean().backward()
     backward = [each.backward for each in model.stats]
