@@ -298,6 +298,7 @@ def test_what_is_claimed_was_kept() -> None:
     files = found["fuzzing"]["damaged"] + found["fuzzing"]["expanding"]
     assert all("error" not in each and each["peak_megabytes"] < 1000 for each in files)
     assert all(each["examples"] >= 5000 for each in found["fuzzing"]["damaged"])
+    assert all(line["good"] for line in found["soak"]["lines"])
 
 
 def test_overhead_and_scaling_have_their_sections() -> None:
