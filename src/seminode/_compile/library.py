@@ -38,7 +38,8 @@ def quickly_built(build: Callable[..., Callable[..., Any]]) -> Callable[..., Any
 def quick_wrapper(code: str) -> str:
     """The source of a library, but that the function which calls its kernels is hardly optimised.
 
-    It is a long list of calls without loops: to optimise it takes as long as all kernels, and makes it no faster.
+    It is a long list of calls without loops: to optimise it takes as long as all kernels, and the calls themselves take
+    most of its time.
     """
     return code.replace(_WRAPPER, _QUICK_WRAPPER, 1)
 
