@@ -109,6 +109,21 @@ def test_tables_can_be_read_to_their_last_column(opened: Any) -> None:
         assert table["size"] >= 12
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_column_of_best_is_in_sight(browser: Any, page: Path, width: int) -> None:
+    """Without scrolling, in the tables of the experiments and of the steps."""
+    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(page.as_uri())
+    found = browser.execute_script("""
+        return ["ncde", "cnf", "hnn", "rejections"].map(name => {
+            const box = document.querySelector(`#table-${name}`).closest(".scroll")
+            const last = box.querySelector("tbody td:last-child").getBoundingClientRect()
+            return box.getBoundingClientRect().right - last.right
+        })""")
+    assert min(found) >= 0
+
+
 def test_the_page_can_be_read_in_the_dark(browser: Any, page: Path) -> None:
     def brightness(scheme: str) -> list[float]:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
