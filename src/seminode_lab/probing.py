@@ -29,17 +29,18 @@ def block_evaluations(model: MultiscaleCNF, pixels: Tensor, tolerance: float) ->
         (2, 0.001, 2)
     """
     found: dict[str, Any] = {"tolerance": tolerance, "samples": len(pixels)}
-    before = dict(model.options)
+    options: Any = model.options
+    before = dict(options)
     common = {name: value for name, value in before.items() if name not in ("norm", "adjoint")}
     common |= {"rtol": tolerance, "atol": tolerance, "compile": False}
     try:
         for mode in MODES:
-            model.options.clear()
-            model.options.update({**common, **solve_options("cnf", mode)})
+            options.clear()
+            options.update({**common, **solve_options("cnf", mode)})
             found[mode] = _counts(model, pixels)
     finally:
-        model.options.clear()
-        model.options.update(before)
+        options.clear()
+        options.update(before)
     return found
 
 
