@@ -29,7 +29,7 @@ def block_evaluations(model: MultiscaleCNF, pixels: Tensor, tolerance: float) ->
         (2, 0.001, 2)
     """
     found: dict[str, Any] = {"tolerance": tolerance, "samples": len(pixels)}
-    options: dict[str, Any] = model.options  # type: ignore[assignment]
+    options: Any = model.options
     before = dict(options)
     common = {name: value for name, value in before.items() if name not in ("norm", "adjoint")}
     common |= {"rtol": tolerance, "atol": tolerance, "compile": False}

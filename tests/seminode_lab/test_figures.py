@@ -297,7 +297,7 @@ def test_all_figures_are_drawn_and_drawn_again_the_same(
     assert [each.name for each in first] == [
         *("f1a-accuracy-published", "f1a-accuracy", "f1b-nfe", "f1a-accuracy-tolerances", "f1b-nfe-tolerances"),
         *("f2-control-frames", "f3-state-evolution", "f4-evaluations-published", "f4-evaluations", "f5-rejections"),
-        *("f6-parameter-state-ratio", "costs", "precision-hnn", "swing-up"),
+        *("locations-ncde", "locations-cnf", "f6-parameter-state-ratio", "costs", "precision-hnn", "swing-up"),
     ]
     for a, b in zip(first, second, strict=True):
         assert a.svg is not None

@@ -357,8 +357,16 @@ def test_a_table_is_html_in_a_box_of_its_own_and_escaped() -> None:
     assert "<small>" not in text
     assert '<th scope="colgroup" colspan="2">group</th>' in text
     assert '<th scope="rowgroup" colspan="4">' in text
-    assert "<td>1 ± 2</td><td></td><td>3</td>" in text
+    assert '<td>1 <span class="sd">± 2</span></td><td></td><td>3</td>' in text
     assert "<li>A &amp; note.</li>" in text
+
+
+def test_narrow_screens_leave_out_minor_columns() -> None:
+    columns = (Column(""), Column("a", "x", minor=True), Column("b", "x", minor=True), Column("c", "y"))
+    text = Table("t", "T", columns, (("row", "1", "2", "3"),)).html()
+    assert '<th scope="colgroup" colspan="2" class="minor">x</th>' in text
+    assert '<th scope="colgroup" colspan="1">y</th>' in text
+    assert '<td class="minor">1</td><td class="minor">2</td><td>3</td>' in text
 
 
 def test_rows_of_another_length_are_refused() -> None:
