@@ -253,7 +253,7 @@ def named(folder: Path, names: Iterable[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    from .tested import SECTIONS, tested_text
+    from .tested import SECTIONS, results_text
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     results = load(options.results)
     others = named(options.results, OTHERS)
-    options.tested.write_text(placed(options.tested.read_text(), tested_text(named(options.results, SECTIONS))))
+    options.tested.write_text(placed(options.tested.read_text(), results_text(named(options.results, SECTIONS))))
     options.page.write_text(placed(options.page.read_text(), text(results, others)))
     if results:
         draw(results, options.picture)

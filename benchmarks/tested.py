@@ -64,6 +64,6 @@ SECTIONS = {
 }
 
 
-def tested_text(found: Mapping[str, Any]) -> str:
+def results_text(found: Mapping[str, Any]) -> str:
     """The part of the page between the marks."""
     return "\n\n".join(section(found[name]) for name, section in SECTIONS.items() if name in found)

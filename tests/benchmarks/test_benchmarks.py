@@ -25,7 +25,7 @@ from benchmarks.problems import GradientProblem, cde_problem, exact_linear_outpu
 from benchmarks.references import reference
 from benchmarks.suite import ENTRIES, numbers, task_of
 from benchmarks.tasks import arrays, digest, load
-from benchmarks.tested import SECTIONS, tested_text
+from benchmarks.tested import SECTIONS, results_text
 from benchmarks.torch_runners import TorchRunner
 from benchmarks.verdict import verdict_table, verdicts
 from seminode.adjoints import BackwardNorm
@@ -285,7 +285,7 @@ def test_the_page_of_what_is_tested_is_up_to_date() -> None:
     assert list(found) == list(SECTIONS)
     text = (ROOT / report.TESTED).read_text()
     block = text.partition(report.BEGIN)[2].partition(report.END)[0]
-    assert block.strip() == tested_text(found)
+    assert block.strip() == results_text(found)
 
 
 def test_what_is_claimed_was_kept() -> None:

@@ -248,14 +248,11 @@ class Tape(Observer):
 
 
 class StateTape(Tape):
-    """The state before every k-th step, and what the one after the last step is recognised by.
+    """The state before every k-th step, and what the one after the last step is recognised by."""
 
-    That is its fingerprint, or a copy of it with `copied`: where much more is kept, it matters less than the time.
-    """
-
-    def __init__(self, every: int = 1, copied: bool = False):
+    def __init__(self, every: int = 1):
         super().__init__()
-        self._every, self._copied = every, copied
+        self._every = every
         self._states: list[State] = []
         self._end: State = ()
 
@@ -267,8 +264,7 @@ class StateTape(Tape):
 
     def hand_over(self) -> list[Tensor]:
         states, self._states, end, self._end = self._states, [], self._end, ()
-        ends = [x.clone() if self._copied else fingerprint(x) for x in end]
-        return [*ends, *(x for state in states for x in state)]
+        return [*map(fingerprint, end), *(x for state in states for x in state)]
 
 
 class CheckpointTape(Tape):

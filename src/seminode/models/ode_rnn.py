@@ -49,7 +49,7 @@ class GRUODECell(nn.Module):
 
     def forward(self, t: Tensor, h: Tensor) -> Tensor:
         z, g = self._gate_and_target(h)
-        return torch.lerp(g, h, z) - h
+        return (1.0 - z) * (g - h)
 
     def exponential_step(self, h: Tensor, dt: Tensor) -> Tensor:
         """One step of the exponential Euler method: exact for constant z and g,
@@ -60,7 +60,7 @@ class GRUODECell(nn.Module):
         stays in [−1, 1] for any dt.
         """
         z, g = self._gate_and_target(h)
-        return torch.lerp(g, h, torch.exp((z - 1.0) * dt))
+        return g + (h - g) * torch.exp((z - 1.0) * dt)
 
     def _gate_and_target(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z, r = torch.sigmoid(self.gates(h)).chunk(2, -1)

@@ -44,14 +44,11 @@ class TunedLater:
 
     def __init__(self, capture: Capture, function: Callable[..., list[Tensor]], shapes: Sequence[Any]):
         self._graph, self._axis, self._function, self._shapes = capture.graph, capture.axis, function, shapes
-        self._fixed: Tuned | None = None  # of a graph for one size: looking it up for every step takes time
 
     def __call__(self, inputs: list[Tensor]) -> Any:
         graph, axis = self._graph, self._axis
         if axis is None:
-            tuned = self._fixed or graph.program(("vjp", self), lambda: Tuned(self._function, inputs))
-            self._fixed = tuned
-            return tuned(inputs)
+            return graph.program(("vjp", self), lambda: Tuned(self._function, inputs))(inputs)
         try:
             program, samples = graph.program(("vjp", self), lambda: self._of_any_size(axis, inputs))
         except NotCompiled:

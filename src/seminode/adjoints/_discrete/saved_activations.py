@@ -38,7 +38,7 @@ class ActivationTape(StateTape):
     """
 
     def __init__(self, ends: bool) -> None:
-        super().__init__(copied=True)
+        super().__init__()
         self._ends = ends  # whether outputs inside a step may read the slope at its end
         self._activations: list[Tensor] = []
         self._end_activations: list[Tensor] = []  # of the end slope of the latest step that was kept
@@ -93,7 +93,7 @@ def states_and_activations(request: BackwardRequest) -> tuple[SparseStates, list
     tape = request.forward.tape
     assert isinstance(tape, ActivationTape)
     first = len(request.kept) - sum(tape.sizes)
-    return SparseStates(request.kept[:first], 1, len(tape.plans), copied=True), list(request.kept[first:])
+    return SparseStates(request.kept[:first], 1, len(tape.plans)), list(request.kept[first:])
 
 
 class KeptSteps(ABC):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from ..._field.determinism import fingerprint
 from ..._stepping.observers import Observer, State
 from ..._stepping.step import Step
 from .step_vjp import StepGradients
@@ -52,9 +51,8 @@ class States(ABC):
 class SparseStates(States):
     """Every k-th state was kept; those between are computed again, a segment at a time."""
 
-    def __init__(self, kept: Sequence[Tensor], every: int, steps: int, copied: bool = False):
-        stored = 1 + (steps + every - 1) // every  # as many tensors each: what the end is recognised by, then states
-        self._copied = copied
+    def __init__(self, kept: Sequence[Tensor], every: int, steps: int):
+        stored = 1 + (steps + every - 1) // every  # as many tensors each: fingerprints of the end, then states
         width = len(kept) // stored if steps else 1
         self._end = tuple(kept[:width])
         self._kept = [tuple(kept[i : i + width]) for i in range(width, len(kept), width)]
@@ -78,7 +76,7 @@ class SparseStates(States):
         return (index * self._every, self._kept[index]) if index < len(self._kept) else None
 
     def end(self) -> State:
-        return tuple(map(fingerprint, self._end)) if self._copied else self._end
+        return self._end
 
 
 class StatesBefore(Observer):
