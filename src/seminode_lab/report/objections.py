@@ -8,6 +8,8 @@ from typing import Any
 
 from .. import measures
 from ..ablation import file_of
+from ..loss_scale import ScaledLoss, nats
+from ..loss_scale import file_of as file_of_scale
 from ..measures import Gathered, ProblemRuns
 from ..origins import FILE as ORIGINS
 from ..origins import ORDER
@@ -27,7 +29,7 @@ def objections(gathered: Gathered, folder: Path, figures: Collection[str]) -> li
     """The objections with their answers. `figures` are the names of the figures on the page."""
     found = [
         _training(gathered.of("ncde")),
-        _regime(gathered.of("cnf")),
+        _regime(gathered.of("cnf"), folder),
         _pendulum(gathered.of("hnn")),
         _solver(gathered, folder),
         _origin(folder),
@@ -66,7 +68,7 @@ def _training(problems: list[ProblemRuns]) -> Finding:
     return Finding("objection-training", title, said, text, _state(good), tuple(items), "f1a-accuracy")
 
 
-def _regime(problems: list[ProblemRuns]) -> Finding:
+def _regime(problems: list[ProblemRuns], folder: Path) -> Finding:
     said = (
         "The solves must be hard, as the paper's are (see the numbers below): here, at least "
         f"{HARD:.0f} backward evaluations per block."
@@ -81,12 +83,26 @@ def _regime(problems: list[ProblemRuns]) -> Finding:
             f"saves {own.text(1, f'{SPACE}%')}"
         )
         good.append(counts[0] >= HARD)
+        items += _scaled(folder / file_of_scale(problem.settings))
     hard = Conclusion.ANSWERED if any(good) else Conclusion.OPEN
     text = "Backward evaluations:"
     if not items:
         text = "There are no complete runs of both norms. The figure shows counts that were made during training."
     title = "“Your flows are too easy”"
     return Finding("objection-regime", title, said, text, hard, tuple(items), "flow-regime")
+
+
+def _scaled(path: Path) -> list[str]:
+    """What the seminorm saves with the loss in other units, if that was measured."""
+    found = _read(path)
+    if found is None:
+        return []
+    own = [ScaledLoss(**each) for each in found["counts"]]
+    said = [f"{percent(each.saving)} at {each.factor:.3g} ({each.mixed} evaluations)" for each in own]
+    return [
+        "the saving depends on the scale of the loss, which the paper does not name; on one batch, with the loss in "
+        f"bits per dimension times a factor ({nats(found['dims']):.3g} makes it nats per image): {listed(said)}"
+    ]
 
 
 def _pendulum(problems: list[ProblemRuns]) -> Finding:
