@@ -101,7 +101,9 @@ def test_reduced_sets_are_the_same_for_every_seed() -> None:
 def test_unknown_data() -> None:
     with pytest.raises(ValueError, match="data: expected speech_commands or japanese_vowels for 'ncde', found 'mnist'"):
         running.task_of(small("ncde", data="mnist"))
-    with pytest.raises(ValueError, match="data: expected one of mnist, cifar10, digits for 'cnf', found 'faces'"):
+    with pytest.raises(
+        ValueError, match="data: expected one of mnist, mnist14, cifar10, digits for 'cnf', found 'faces'"
+    ):
         running.task_of(small("cnf", data="faces"))
 
 

@@ -350,7 +350,7 @@ def test_a_report_of_real_tables(here: Path, capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr()
     assert "Speech Commands" in told.out
     assert "-mixed-7 is left out" in told.err
-    assert "complete runs are compared with" in told.out.splitlines()[-7]  # a summary of five lines, then two paths
+    assert "complete runs and" in told.out.splitlines()[-7]  # a summary of five lines, then two paths
     paths = [Path(line) for line in told.out.splitlines()[-2:]]
     assert [path.suffix for path in paths] == [".md", ".html"]
     assert all(path.stat().st_size > 1000 for path in paths)
