@@ -83,7 +83,7 @@ def _regime(problems: list[ProblemRuns], folder: Path) -> Finding:
             f"saves {own.text(1, f'{SPACE}%')}"
         )
         if counts[0] >= HARD:
-            hard.append(len({run.settings.seed for run in problem.runs()}))
+            hard.append(len({run.settings["seed"] for run in problem.runs}))
         items += _scaled(folder / file_of_scale(problem.settings))
     # Counts differ between seeds as much as between easy and hard solves.
     state = Conclusion.OPEN if not hard else _state([True, max(hard) >= SEEDS])
