@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import seminode as sn
+from seminode._compile.dispatch_mode import DispatchMode
 from seminode._compile.stance import tracing, uncompiled
-from seminode._compile.torch_private import compiler_loaded
+from seminode._compile.torch_private import compiler_loaded, dispatch_flags
 from seminode._field import random_numbers
 from seminode.adjoints._autograd import FunctionAdjoint as Adjoint
 
@@ -349,6 +350,27 @@ def test_threads_that_run_compiled_code_eagerly_for_a_while_leave_the_compiler_a
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_threads_in_modes_leave_the_flags_of_torch_as_they_were() -> None:
+    """One enters before the other and leaves before it. Torch 2.8 compiles nothing while a flag says that one is in."""
+    before = dispatch_flags()
+    assert before
+    assert not any(before.values())
+    entered, leave = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with DispatchMode():
+            entered.set()
+            assert leave.wait(60.0)
+
+    with DispatchMode():
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert entered.wait(60.0)
+    leave.set()
+    thread.join()
+    assert dispatch_flags() == before
+
+
 def test_a_copy_of_the_process_is_not_bound_by_claims_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_back_end(monkeypatch)
     sn.solve(Net(1, 3), torch.ones(3, dtype=torch.float64), [0.0, 1.0], compile=True)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .symbolic_sizes import guards_hold, is_open, ratio_to, value_at
-from .torch_private import input_examples, static_fake, symbolic_size
+from .symbolic_sizes import guards_hold, input_examples, is_open, ratio_to, value_at
+from .torch_private import static_fake, symbolic_size
 
 #: How many graphs are remembered for comparison with the graph of the same field for another size.
 REMEMBERED = 256

@@ -20,7 +20,8 @@ from .._field.pytree import Layout, shares_memory, unflatten
 from .batch_axis import batch_axes, has_size, signature_of
 from .graph import Capture, FieldGraph, NotCompiled, Trial, compiling
 from .stance import tracing
-from .torch_private import forget_code, input_examples, of_any_size, recompile_limit, transforms_unwound
+from .symbolic_sizes import input_examples
+from .torch_private import forget_code, of_any_size, recompile_limit, transforms_unwound
 
 #: How many graphs a front end may keep: of different fields, arguments and Python values.
 GRAPHS = 64

@@ -13,7 +13,7 @@ from .batch_axis import BatchAxis, Source
 from .library import Building, Library, Program, quickly_built, unfinished
 from .recompute import keep_less
 from .rewrites import slow, table
-from .torch_private import all_without_values, inductor, libraries_by, make_fx, output_strides, partition
+from .torch_private import all_without_values, inductor, libraries_by, make_fx, partition
 
 
 def compile_graph(
@@ -155,3 +155,12 @@ def _without_sizes(
         return backward(*(ratio * samples for ratio in ratios), *tensors)
 
     return function
+
+
+def output_strides(made: Any) -> list[tuple[int, ...] | None] | None:
+    """The strides of the outputs of a compiled graph; `None` for those that are not numbers known beforehand."""
+    found = getattr(made, "output_strides", None)
+    if found is None:
+        return None
+    numbers = [None if each is None or not all(str(x).isdigit() for x in each) else each for each in found]
+    return [None if each is None else tuple(int(x) for x in each) for each in numbers]

@@ -33,3 +33,8 @@ def ratio_to(value: Any, size: Any) -> int | None:
 def is_open(size: Any) -> bool:
     """Whether a size is symbolic, and was not found to be a certain number."""
     return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def input_examples(module: torch.fx.GraphModule) -> list[Any]:
+    """The inputs with which the front end has traced a graph, without values."""
+    return [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]

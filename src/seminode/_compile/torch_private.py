@@ -82,7 +82,8 @@ def transforms_unwound() -> Iterator[None]:
         yield
     finally:
         if depth_of() > depth:
-            undo_to(depth)
+            with contextlib.suppress(RuntimeError):  # torch 2.8 complains if none is left
+                undo_to(depth)
 
 
 def compiler_loaded() -> bool:
@@ -170,8 +171,20 @@ class _NoDispatchMode:
         private("torch.utils._python_dispatch", "TorchDispatchMode")  # says that it is missing
 
 
-#: The base class of modes that see every operation of the dispatcher.
-DispatchMode: Any = _or_none("torch.utils._python_dispatch", "TorchDispatchMode") or _NoDispatchMode
+#: The base class of modes that see every operation of the dispatcher; see `DispatchMode`.
+TorchDispatchMode: Any = _or_none("torch.utils._python_dispatch", "TorchDispatchMode") or _NoDispatchMode
+_NON_INFRA = "torch.utils._python_dispatch._is_in_non_infra_torch_dispatch_mode"
+
+
+def dispatch_flags() -> dict[str, bool]:
+    """Whether some thread is in such a mode, as torch notes it for the whole process."""
+    known = vars(sys.modules["torch.utils._python_dispatch"])
+    names = "torch.utils._python_dispatch._is_in_torch_dispatch_mode", _NON_INFRA
+    return {each: known[each] for name in names if (each := name.rpartition(".")[2]) in known}
+
+
+def set_dispatch_flags(flags: dict[str, bool]) -> None:
+    vars(sys.modules["torch.utils._python_dispatch"]).update(flags)
 
 
 def make_fx(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -302,15 +315,6 @@ def libraries_by(library: Callable[[Callable[..., Callable[..., Any]]], Callable
         del cache.load_pybinding
 
 
-def output_strides(made: Any) -> list[tuple[int, ...] | None] | None:
-    """The strides of the outputs of a compiled graph; `None` for those that are not numbers known beforehand."""
-    found = getattr(made, "output_strides", None)
-    if found is None:
-        return None
-    numbers = [None if each is None or not all(str(x).isdigit() for x in each) else each for each in found]
-    return [None if each is None else tuple(int(x) for x in each) for each in numbers]
-
-
 def mode_of(examples: Sequence[Any]) -> Any:
     """The mode of tensors without values; `None` if all have values."""
     return next((x.fake_mode for x in examples if hasattr(x, "fake_mode")), None)
@@ -335,11 +339,6 @@ def symbolic_size(hint: int) -> tuple[Any, Any]:
     source = private("torch._dynamo.source", "ConstantSource")("batch")
     symbol = env.create_symbol(hint, source, dynamic_dim=dynamic)
     return fake(shape_env=env), env.create_symintnode(symbol, hint=hint, source=source)
-
-
-def input_examples(module: torch.fx.GraphModule) -> list[Any]:
-    """The inputs with which the front end has traced a graph, without values."""
-    return [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
 
 
 @contextlib.contextmanager

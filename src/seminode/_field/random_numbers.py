@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._compile.torch_private import DispatchMode, MissingPrivateName
+from .._compile.dispatch_mode import DispatchMode
+from .._compile.torch_private import MissingPrivateName
 
 #: How many states are remembered in which evaluations have left the generators. They differ only for fields that draw
 #: more numbers at some times than at others.

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
-from .._compile.torch_private import DispatchMode, without_torch_dispatch, without_torch_function
+from .._compile.dispatch_mode import DispatchMode
+from .._compile.torch_private import without_torch_dispatch, without_torch_function
 from .._field.pytree import leaves_of
 
 #: Operations that need a tensor for its shape and dtype, or as a place to write to.
