@@ -123,3 +123,21 @@ def test_views_by_a_size_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(gradient(y0, compile=True), gradient(y0), rtol=1e-10, atol=1e-12)
         made.append(len(programs))
     assert made[0] < made[1] == made[2]
+
+
+def test_what_is_kept_may_have_another_layout() -> None:
+    """The back end chooses it, and what was a view of a tensor in the trace may then need a copy."""
+
+    def layers(x: Tensor, w: Tensor) -> Tensor:
+        h = functional.softplus(x @ w)
+        return functional.softplus((h * x).permute(1, 0, 2) @ w) @ w
+
+    x, w = torch.randn(4, 5, 3, dtype=WIDE), torch.randn(3, 3, dtype=WIDE)
+    cotangent = torch.randn(5, 4, 3, dtype=WIDE)
+    expected = joint(layers)(x, w, cotangent)
+    halves = split(joint(layers), [x, w], [cotangent], 1)
+    value, *kept = halves.forward(x, w)
+    turned = [each.transpose(0, 1).contiguous().transpose(0, 1) if each.ndim == 3 else each for each in kept]
+    assert any(a.stride() != b.stride() for a, b in zip(kept, turned, strict=True))
+    found = [value, *halves.backward(*turned, cotangent)]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
