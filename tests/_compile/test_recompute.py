@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from compiled import replace_back_end
+from compiled import replace_back_end, run_graph
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
@@ -97,3 +97,47 @@ def test_solves(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None
     for n in sizes:
         y0 = torch.randn(n, 3, dtype=WIDE)
         torch.testing.assert_close(gradient(y0, compile=True), gradient(y0), rtol=1e-10, atol=1e-12)
+
+
+def test_views_by_a_size_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer on samples of several rows views them as one matrix: programs for any size can still be made."""
+    programs: list[fx.GraphModule] = []
+
+    def back_end(module: fx.GraphModule, examples: list[Tensor]) -> Callable[..., list[Tensor]]:
+        programs.append(module)
+        return run_graph(module, examples)
+
+    replace_back_end(monkeypatch, back_end)
+    monkeypatch.setattr(recompute, "LARGE_BYTES", 1)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 3)).to(WIDE)
+
+    def gradient(y0: Tensor, **options: bool) -> list[Tensor]:
+        y0 = y0.clone().requires_grad_()
+        sol = sn.solve(lambda t, y: net(y), y0, [0.0, 1.0], adjoint=sn.Direct(), **options)  # type: ignore[arg-type]
+        return list(torch.autograd.grad(sol.ys[-1].square().sum(), [y0, *net.parameters()]))
+
+    made = []
+    for n in (4, 6, 9):
+        y0 = torch.randn(n, 5, 3, dtype=WIDE)
+        torch.testing.assert_close(gradient(y0, compile=True), gradient(y0), rtol=1e-10, atol=1e-12)
+        made.append(len(programs))
+    assert made[0] < made[1] == made[2]
+
+
+def test_what_is_kept_may_have_another_layout() -> None:
+    """The back end chooses it, and what was a view of a tensor in the trace may then need a copy."""
+
+    def layers(x: Tensor, w: Tensor) -> Tensor:
+        h = functional.softplus(x @ w)
+        return functional.softplus((h * x).permute(1, 0, 2) @ w) @ w
+
+    x, w = torch.randn(4, 5, 3, dtype=WIDE), torch.randn(3, 3, dtype=WIDE)
+    cotangent = torch.randn(5, 4, 3, dtype=WIDE)
+    expected = joint(layers)(x, w, cotangent)
+    halves = split(joint(layers), [x, w], [cotangent], 1)
+    value, *kept = halves.forward(x, w)
+    turned = [each.transpose(0, 1).contiguous().transpose(0, 1) if each.ndim == 3 else each for each in kept]
+    assert any(a.stride() != b.stride() for a, b in zip(kept, turned, strict=True))
+    found = [value, *halves.backward(*turned, cotangent)]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

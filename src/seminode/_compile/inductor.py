@@ -132,6 +132,7 @@ def split(
     module.recompile()
     forward, backward = partition(module, outputs)
     keep_less(forward, backward, outputs, axis)
+    _allow_any_layout(backward)
     (end,) = forward.graph.find_nodes(op="output")
     kept = [node.meta["val"] for node in end.args[0][outputs:]]
     sizes = [x for x in kept if not isinstance(x, Tensor)]
@@ -143,6 +144,13 @@ def split(
     end.args = (end.args[0][: outputs + len(shapes)],)
     forward.recompile()
     return Halves(forward, _without_sizes(backward, sizes, cotangents, axis), shapes, dtypes)
+
+
+def _allow_any_layout(backward: torch.fx.GraphModule) -> None:
+    """The back end chooses the memory layouts of what is kept: not all that was a view in the trace can be one."""
+    for node in backward.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    backward.recompile()
 
 
 def _without_sizes(

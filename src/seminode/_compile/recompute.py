@@ -59,11 +59,13 @@ def keep_less(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, a
 
 def _from_kept(node: fx.Node, kept: Iterable[fx.Node]) -> list[fx.Node] | None:
     """The cheap operations that lead from what is kept to this tensor, in order; `None` if there are none."""
-    chain = [node]
+    chain, sizes = [node], list[fx.Node]()
     while chain[0].target in VIEWS:
-        chain.insert(0, chain[0].all_input_nodes[0])
+        first, *others = chain[0].all_input_nodes
+        chain.insert(0, first)
+        sizes += others  # of a batch of any size
     operands = chain[0].all_input_nodes
-    if chain[0].target not in CHEAP or not operands or any(each not in kept for each in operands):
+    if chain[0].target not in CHEAP or not operands or any(each not in kept for each in (*operands, *sizes)):
         return None
     return chain
 
