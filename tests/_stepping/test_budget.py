@@ -80,6 +80,20 @@ def test_the_free_memory_of_this_machine() -> None:
     assert 0 < free_memory(CPU) < 2**50
 
 
+def test_the_free_memory_of_a_cuda_device_includes_what_torch_holds_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert free_memory(torch.device("cuda")) == 1200
+
+
+def test_the_free_memory_of_an_mps_device_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1000)
+    for allocated, free in ((300, 700), (1000, 0), (1200, 0)):
+        monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda allocated=allocated: allocated)
+        assert free_memory(torch.device("mps")) == free
+
+
 @pytest.mark.parametrize(
     ("folder", "names"),
     [(".", ("memory.max", "memory.current")), ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"))],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from seminode._field.event_function import EventFunction
 from seminode._field.field import Field
 from seminode._field.pytree import Layout
 from seminode._stepping.engine import EvaluationLog
-from seminode._stepping.event_search import EventSearch
+from seminode._stepping.event_search import Crossing, EventSearch
 from seminode._stepping.loop import integrate
 from seminode._stepping.observers import Counter, Observer
 from seminode._stepping.schedule import Schedule
@@ -126,3 +128,49 @@ def test_a_schedule_goes_on_from_an_event() -> None:
     plan = schedule.next()
     assert plan is not None
     assert plan.lowest > 0.6
+
+
+def landing(t1: float, correction: float, crossing: Crossing | None) -> tuple[bool, Crossing | None]:
+    """Whether a step from 0 to t1 is intercepted that aimed at an event at t1, which is `correction` later; and the
+    next aim."""
+    y0 = torch.ones(1, dtype=F64)
+    schedule = Schedule(sn.FixedStep(t1), 4, (0.0, 2.0), (), F64)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))]
+    search = EventSearch(functions, schedule, y0)
+    search._values, search._begun = [-correction - t1], True
+    search._aim = Crossing(t1, 0)
+    search._value = lambda i, t, y: t - t1 - correction  # type: ignore[method-assign]
+    plan = schedule.next()
+    step: Any = SimpleNamespace(plan=plan, y1=y0, along=lambda xs: torch.ones(len(xs), 1, dtype=F64))
+    return search._landed(step, 0.5, crossing), search._aim
+
+
+def test_a_shorter_step_that_stays_away_from_zero_is_an_ordinary_one() -> None:
+    """Closer than a tenth of the step, the aim is corrected."""
+    intercepted, aim = landing(1.0, 0.09, None)
+    assert intercepted
+    assert aim is not None
+    assert aim.t == pytest.approx(1.09)
+    for far in (0.11, 0.5, 1.05):
+        assert landing(1.0, far, None) == (False, None)
+    intercepted, aim = landing(1.0, 0.5, Crossing(0.7, 0))  # which the step passes
+    assert intercepted
+    assert aim == Crossing(0.7, 0)
+
+
+@pytest.mark.parametrize(("ulps", "lands"), [(0, True), (1, True), (10, True), (1000, False)])
+def test_events_closer_than_the_resolution_do_not_take_the_aim_of_each_other(ulps: int, lands: bool) -> None:
+    y0 = torch.ones(1, dtype=F64)
+    schedule = Schedule(sn.FixedStep(1.0), 4, (0.0, 2.0), (), F64)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))] * 2
+    search = EventSearch(functions, schedule, y0)
+    schedule.land_on(1.0)
+    search._aim, earlier = Crossing(1.0, 0), Crossing(1.0 - ulps * math.ulp(0.5), 1)
+    search._begin = lambda step: None  # type: ignore[method-assign]
+    search._first_crossing = lambda step: (earlier, [])  # type: ignore[method-assign]
+    landed: list[Any] = []
+    search._landed = lambda step, ratio, crossing: bool(landed.append(crossing)) or True  # type: ignore[method-assign]
+    step: Any = SimpleNamespace(plan=schedule.next(), interpolated=lambda: None)
+    assert search.intercepts(step, 0.5)
+    assert landed == ([earlier] if lands else [])
+    assert search._aim.event == (0 if lands else 1)
