@@ -76,6 +76,15 @@ def test_the_default_on_a_full_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not default.fits(budget.SMALL + 1)
 
 
+def test_the_free_memory_is_not_looked_at_for_64_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(budget, "free_memory", lambda device: asked.append(device) or 0)
+    assert Budget(None, CPU).fits(64 * 1024 * 1024)
+    assert not asked
+    assert not Budget(None, CPU).fits(64 * 1024 * 1024 + 1)
+    assert asked == [CPU]
+
+
 def test_the_free_memory_of_this_machine() -> None:
     assert 0 < free_memory(CPU) < 2**50
 

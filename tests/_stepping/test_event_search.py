@@ -16,13 +16,15 @@ from seminode._field.event_function import EventFunction
 from seminode._field.field import Field
 from seminode._field.pytree import Layout
 from seminode._stepping.engine import EvaluationLog
-from seminode._stepping.event_search import Crossing, EventSearch
+from seminode._stepping.event_search import NODES, Crossing, EventSearch
+from seminode._stepping.lane_event_search import LaneEventSearch
 from seminode._stepping.loop import integrate
 from seminode._stepping.observers import Counter, Observer
 from seminode._stepping.schedule import Schedule
 from seminode._stepping.step import Step
 
 F64 = torch.float64
+EPS = 2.0**-52
 
 
 class Log(Observer):
@@ -174,3 +176,54 @@ def test_events_closer_than_the_resolution_do_not_take_the_aim_of_each_other(ulp
     assert search.intercepts(step, 0.5)
     assert landed == ([earlier] if lands else [])
     assert search._aim.event == (0 if lands else 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "slope", "zero", "expected"),
+    [
+        (0.0, 0.0, None, True),
+        (1.9, 0.0, 1.0, True),
+        (2.1, 0.0, 1.0, False),
+        (15.0 * EPS, 1.0, 0.0, True),
+        (17.0 * EPS, 1.0, 0.0, False),
+        (300.0 * EPS, 20.0, 0.0, True),
+        (330.0 * EPS, 20.0, 0.0, False),
+        (1.0, 1.0, 0.0, False),
+        (EPS, 1.0, None, False),  # another event has fired
+    ],
+)
+def test_what_is_left_of_a_zero_is_twice_its_size_and_rounding(
+    start: float, slope: float, zero: float | None, expected: bool
+) -> None:
+    search: Any = SimpleNamespace(
+        _values=[start],
+        _begun=True,
+        _zero={} if zero is None else {0: zero},
+        _eps=EPS,
+        _schedule=SimpleNamespace(span=1.0),
+    )
+    step: Any = SimpleNamespace(plan=SimpleNamespace(dt=0.5))
+    assert EventSearch._zero_at_start(search, 0, step, slope) is expected
+    lanes: Any = SimpleNamespace(
+        _values=torch.tensor([[start]], dtype=F64),
+        _begun=torch.tensor([True]),
+        _zero=torch.tensor([[-1.0 if zero is None else zero]], dtype=F64),
+        _eps=EPS,
+        _span=torch.tensor([1.0], dtype=F64),
+    )
+    plan: Any = SimpleNamespace(dt=torch.tensor([0.5], dtype=F64))
+    found = LaneEventSearch._zero_at_start(lanes, plan, torch.tensor([[slope]], dtype=F64))
+    assert found.tolist() == [[expected]]
+
+
+@pytest.mark.parametrize("dt", [0.5, -2.0])
+@pytest.mark.parametrize("peak", NODES)
+def test_the_scale_of_a_slope_is_the_largest_value_before_the_end_over_the_step(peak: float, dt: float) -> None:
+    def value(i: int, t: float, y: Tensor) -> float:
+        return -3.0 if t == 1.0 + peak * dt else 0.5
+
+    search: Any = SimpleNamespace(_values=[-1.0], _value=value)
+    plan = SimpleNamespace(t0=1.0, dt=dt)
+    step: Any = SimpleNamespace(plan=plan, along=lambda xs: torch.ones(len(xs), 1, dtype=F64))
+    inside = 0.0 < peak < 1.0
+    assert EventSearch._slope_scale(search, 0, step) == (3.0 if inside else 1.0) / abs(dt)

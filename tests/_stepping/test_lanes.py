@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 import seminode as sn
+from seminode._stepping import lane_control
 from seminode._stepping.lane_control import each_lane
+from seminode._stepping.lane_outputs import LaneOutputs
 from seminode._stepping.lane_plan import LanePlan
 from seminode._stepping.lanes import LaneSchedule
 from seminode.controllers import Adaptive, History, Verdict
+from seminode.solvers import RK4, Dopri5
 
 DOUBLE = torch.float64
 
@@ -525,3 +528,54 @@ def test_a_sample_that_misses_its_event_takes_an_ordinary_step() -> None:
     assert plan.lands.tolist() == [False, True, True]
     assert plan.final.tolist() == [False, True, True]
     assert schedule.end.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_sixteen_programs_that_control_samples_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(lane_control, "CompiledControl", lambda controller, order, lanes, history: made.append(lanes))
+    lane_control.compiled_control.cache_clear()
+    try:
+        for lanes in (*range(16), *range(16)):
+            lane_control.compiled_control(sn.Integral(), 5, lanes, 0)
+        assert made == list(range(16))
+        lane_control.compiled_control(sn.Integral(), 5, 16, 0)  # instead of the one that was used the longest ago
+        lane_control.compiled_control(sn.Integral(), 5, 0, 0)
+        assert made == [*range(16), 16, 0]
+    finally:
+        lane_control.compiled_control.cache_clear()
+
+
+def test_the_weights_of_an_interpolant_are_made_once() -> None:
+    times = torch.tensor([[0.0, 0.5, 1.0]], dtype=DOUBLE)
+    outputs, like = LaneOutputs(times), torch.ones(1, dtype=DOUBLE)
+    weights = outputs._weights(Dopri5(), like)
+    assert outputs._weights(Dopri5(), like) is weights
+    assert weights.shape == (len(Dopri5().interpolant[0]), len(Dopri5().interpolant))
+    assert outputs._weights(RK4(), like) is not weights
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_program_that_controls_samples_decides_as_the_schedule_does(
+    monkeypatch: pytest.MonkeyPatch, sign: float
+) -> None:
+    monkeypatch.setattr(lane_control, "compile_graph", lambda function, examples: lambda inputs: function(*inputs))
+    lane_control.compiled_control.cache_clear()
+    times = sign * torch.tensor([[0.5, 1.5], [1.0, 3.0], [0.25, 0.75]], dtype=DOUBLE)
+    options = sn.PID.preset("PI42"), 5, times, (), DOUBLE, 1000
+    eager, compiled = (LaneSchedule(*options, compiled=way) for way in (False, True))
+    lane_control.compiled_control.cache_clear()
+    generator = torch.Generator().manual_seed(0)
+    for schedule in (eager, compiled):
+        schedule.begin(torch.tensor([0.1, 0.2, 0.05], dtype=DOUBLE))
+    while (plan := eager.next()) is not None:
+        same = compiled.next()
+        assert same is not None
+        ratio = 1.2 * torch.rand(3, dtype=DOUBLE, generator=generator)
+        assert eager.judge(plan, ratio) == compiled.judge(same, ratio)
+        for name in ("t0", "t1", "dt", "moved", "final"):
+            torch.testing.assert_close(getattr(same, name), getattr(plan, name), rtol=1e-14, atol=1e-16)
+        assert same.unanimous == plan.unanimous
+    assert compiled.next() is None
+    assert compiled.per_sample().accepted.tolist() == eager.per_sample().accepted.tolist()
+    assert compiled.per_sample().rejected.tolist() == eager.per_sample().rejected.tolist()
+    assert not bool(eager.running.any())

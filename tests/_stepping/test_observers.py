@@ -216,3 +216,15 @@ def test_a_selection_is_spread_evenly(offered: int, kept: list[int]) -> None:
 def test_outputs_between_the_ends_may_lie_inside_of_steps(times: Any, options: Any, inside: bool) -> None:
     y: Any = None
     assert Problem(y, y, y, times, y, y, y, **options).outputs_inside is inside
+
+
+@pytest.mark.parametrize("end", [1.0, 1000.0, -1000.0])
+def test_dense_output_knows_its_ends_as_far_as_the_dtype_can_name_them(end: float) -> None:
+    sol = sn.solve(lambda t, y: 0.0 * y, torch.ones(1, dtype=torch.float64), [0.0, end], dense=True)
+    assert sol.dense is not None
+    for dtype in (torch.float64, torch.float32):
+        known = torch.tensor(end, dtype=dtype)
+        assert float(sol.dense(torch.nextafter(known, 2.0 * known))) == 1.0
+    for t in (torch.tensor(end * (1.0 + 1e-14), dtype=torch.float64), end * (1.0 + 1e-6)):
+        with pytest.raises(ValueError, match="t: the solution is known on"):
+            sol.dense(t)
