@@ -4,8 +4,8 @@
 
 Cosmic Ray makes the mutants. Its own runner starts the same tests in a new process for every mutant; importing torch
 alone takes longer than most tests here. So a process that has imported torch is copied for each mutant, which runs the
-tests that cover the changed line until one fails: those of the module's own file of tests, then the quickest. All of it
-happens in a copy of the repository.
+tests that cover the changed line until one fails, the quickest of each file of tests first. All of it happens in a copy
+of the repository.
 
 The fate of every mutant goes to a file at once. Another call goes on from there: it leaves out mutants that were killed
 in the module as it is now, and tries the others again. `--again` tries all of them.
@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +46,6 @@ TESTS = (
 TRIVIAL = ("RShift", "LShift", "BitOr", "BitAnd", "BitXor")
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.json"
 RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
-#: Seconds that the tests of one mutant take at most without it; a mutant that survives those counts as a survivor.
-LONGEST = 40.0
 #: How many tests are tried without a mutant, if all of them were before.
 QUICK = 100
 #: A file for the output of the tests, to see why a mutant was killed.
@@ -66,10 +66,29 @@ class Mutant(NamedTuple):
     line: int
     column: int
 
+    def applied(self, source: str) -> str:
+        """The source with this change."""
+        import cosmic_ray.plugins  # pyright: ignore[reportMissingImports]
+        from cosmic_ray.mutating import mutate_code  # pyright: ignore[reportMissingImports]
+
+        mutated = mutate_code(source, cosmic_ray.plugins.get_operator(self.operator)(), self.occurrence)
+        assert mutated is not None, "there is no such place"
+        return mutated
+
+    def compiles(self, source: str) -> bool:
+        """Whether it is Python: a mutant that is not cannot be imported, which says nothing about the tests."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                compile(self.applied(source), self.module, "exec")
+            except SyntaxError:
+                return False
+        return True
+
     def name(self, source: str) -> str:
         """What it is called in the list of equivalent ones: by the text of the line, since numbers of lines change."""
-        text = source.splitlines()[self.line - 1].strip()
-        return f"{self.module}: {self.operator} at {self.column - _indent(source, self.line)} of `{text}`"
+        before, after = (text.splitlines()[self.line - 1].strip() for text in (source, self.applied(source)))
+        return f"{self.module}: {self.operator} at {self.column - _indent(source, self.line)}, `{before}` to `{after}`"
 
 
 def _indent(source: str, line: int) -> int:
@@ -115,8 +134,8 @@ def mutants(module: str) -> Iterator[Mutant]:
                 yield Mutant(module, name, occurrence, line, column)
 
 
-def sample(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """As many mutants, at most one for each place as long as there are enough places."""
+def sample(found: Sequence[Mutant], count: int, seed: int, sources: Mapping[str, str]) -> list[Mutant]:
+    """As many mutants that are Python, at most one for each place as long as there are enough places."""
     draw = random.Random(seed)
     shuffled = list(found)
     draw.shuffle(shuffled)
@@ -126,7 +145,7 @@ def sample(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
         place = mutant.module, mutant.line, mutant.column
         (rest if place in seen else first).append(mutant)
         seen.add(place)
-    return (first + rest)[:count]
+    return list(itertools.islice((each for each in first + rest if each.compiles(sources[each.module])), count))
 
 
 class Covering:
@@ -147,22 +166,28 @@ class Covering:
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
-    def of(self, mutant: Mutant) -> list[str]:
-        """The tests for a mutant; for code that runs at import, all that cover any line of the module."""
+    def of(self, mutant: Mutant, longest: float) -> list[str]:
+        """The tests for a mutant that take so long; for code that runs at import, all of its module's."""
         by_line = self.lines.get(mutant.module, {})
         tests = [test for test in by_line.get(mutant.line, ()) if test]
         if not tests and "" in by_line.get(mutant.line, ()):
             tests = [test for tests in by_line.values() for test in tests if test]
-        stem = f"test_{Path(mutant.module).stem}.py"
-        ordered = sorted(set(tests), key=lambda test: (stem not in test, self.seconds.get(test, 0.0)))
-        return self._shortened(ordered)
+        own = f"test_{Path(mutant.module).stem}.py"
+        # Files take turns by the time that they have had, so that the slow tests of one do not use up all of it.
+        turns: list[tuple[float, str]] = []
+        spent: dict[str, float] = {}
+        for test in sorted(set(tests), key=lambda test: (self.seconds.get(test, 0.0), test)):
+            file = test.partition("::")[0]
+            spent[file] = spent.get(file, 0.0) + self.seconds.get(test, 0.0)
+            turns.append((spent[file] * (0.5 if file.endswith(own) else 1.0), test))
+        return self._shortened([test for _, test in sorted(turns)], longest)
 
-    def _shortened(self, tests: Sequence[str]) -> list[str]:
+    def _shortened(self, tests: Sequence[str], longest: float) -> list[str]:
         """As many as do not take too long; at least one."""
         chosen, total = [], 0.0
         for test in tests:
             total += self.seconds.get(test, 0.0)
-            if chosen and total > LONGEST:
+            if chosen and total > longest:
                 break
             chosen.append(test)
         return chosen
@@ -178,8 +203,8 @@ class Covering:
         return self
 
 
-def measure(place: Path, modules: Sequence[str], tests: Sequence[str], out: Path) -> None:
-    """In a process of its own: run all tests once, with a record of the lines that each of them runs."""
+def measure(place: Path, modules: Sequence[str], tests: Sequence[str], out: Path) -> int:
+    """In a copy of this process: run all tests once, with a record of the lines that each of them runs."""
     import coverage  # pyright: ignore[reportMissingImports]
     import pytest
 
@@ -188,15 +213,14 @@ def measure(place: Path, modules: Sequence[str], tests: Sequence[str], out: Path
     cover.start()
     code = pytest.main([*PYTEST[1:], "-m", "not slow", *tests], plugins=[covering])
     cover.stop()
-    if code != 0:
-        raise SystemExit(f"the tests fail without any mutant (exit status {code})")
     data = cover.get_data()
     covering.lines = {module: data.contexts_by_lineno(path) for module, path in paths.items()}
     covering.save(out)
+    return int(code)
 
 
-def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
-    """The fate of the mutant that is in place: killed, survived or timeout. In a copy of this process."""
+def in_copy(work: Callable[[], int], limit: float) -> int | None:
+    """The exit status of work in a copy of this process; None if it takes longer than the limit, in seconds."""
     child = os.fork()
     if child == 0:
         code = BROKEN
@@ -205,7 +229,7 @@ def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
             silent = os.open(os.devnull if LOG is None else LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(silent, 1)
             os.dup2(silent, 2)
-            code = int(importlib.import_module("pytest").main([*PYTEST, *tests]))
+            code = work()
         except BaseException:
             traceback.print_exc()
         finally:  # this process must not clean up what belongs to the other
@@ -214,29 +238,31 @@ def run_tests(place: Path, tests: Sequence[str], limit: float) -> str:
     for _ in range(int(limit / PAUSE)):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            code = os.waitstatus_to_exitcode(status)
-            # Status 4 is that of tests whose modules cannot be imported any more, because of the mutant.
-            if code in (3, 5, BROKEN):  # an internal error of pytest, no tests
-                raise RuntimeError(f"the tests could not be run (exit status {code}): {tests[:3]}; see MUTATION_LOG")
-            return "survived" if code == 0 else "killed"
+            return os.waitstatus_to_exitcode(status)
         time.sleep(PAUSE)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return "timeout"
+    return None
 
 
-def fate(mutant: Mutant, place: Path, covering: Covering) -> str:
-    import cosmic_ray.plugins  # pyright: ignore[reportMissingImports]
-    from cosmic_ray.mutating import mutate_code  # pyright: ignore[reportMissingImports]
+def run_tests(tests: Sequence[str], limit: float) -> str:
+    """The fate of the mutant that is in place: killed, survived or timeout."""
+    code = in_copy(lambda: int(importlib.import_module("pytest").main([*PYTEST, *tests])), limit)
+    # Status 4 is that of tests whose modules cannot be imported any more, because of the mutant.
+    if code in (3, 5, BROKEN):  # an internal error of pytest, no tests
+        raise RuntimeError(f"the tests could not be run (exit status {code}): {tests[:3]}; see MUTATION_LOG")
+    return "timeout" if code is None else "survived" if code == 0 else "killed"
 
+
+def fate(mutant: Mutant, place: Path, covering: Covering, longest: float) -> str:
     path = place / PACKAGE / mutant.module
     source = path.read_text()
-    tests = covering.of(mutant)
+    tests = covering.of(mutant, longest)
     if not tests:
         return "no test"
-    path.write_text(mutate_code(source, cosmic_ray.plugins.get_operator(mutant.operator)(), mutant.occurrence))
+    path.write_text(mutant.applied(source))
     try:
-        return run_tests(place, tests, 30.0 + 5.0 * sum(covering.seconds.get(test, 0.0) for test in tests))
+        return run_tests(tests, 30.0 + 5.0 * sum(covering.seconds.get(test, 0.0) for test in tests))
     finally:
         path.write_text(source)
 
@@ -317,19 +343,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
     parser.add_argument("--minutes", type=float, default=480.0, help="after which no other mutant is tried")
+    parser.add_argument(
+        "--longest", type=float, default=40.0, help="seconds of the tests of a mutant, which survives if those pass"
+    )
     parser.add_argument("--again", action="store_true", help="also mutants that were killed before")
     parser.add_argument("--covering", type=Path, help="a file for which tests run which lines, used again if it fits")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON file for the fate of every mutant")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     modules = core_modules(options.modules)
-    if options.measure is not None:
-        measure(Path.cwd(), modules, options.tests, options.measure)
-        return
     end = time.monotonic() + 60.0 * options.minutes
     sources = {module: (ROOT / PACKAGE / module).read_text() for module in modules}
     found = [mutant for module in modules for mutant in mutants(module)]
-    chosen = sample(found, options.sample or len(found), options.seed)
+    chosen = sample(found, options.sample or len(found), options.seed, sources)
     fates = Fates(options.out, options.again)
     open_ones = [mutant for mutant in chosen if not fates.settled(mutant.name(sources[mutant.module]), mutant)]
     print(f"{len(chosen)} of {len(found)} mutants of {len(modules)} modules, seed {options.seed}", flush=True)
@@ -351,7 +376,7 @@ def run_all(
                 print(f"{len(chosen) - i} mutants are left; call it again to go on", flush=True)
                 break
             name = mutant.name(sources[mutant.module])
-            outcome = "equivalent" if name in known else fate(mutant, place, covering)
+            outcome = "equivalent" if name in known else fate(mutant, place, covering, options.longest)
             fates.add(name, mutant, outcome)
             fates.save()
             print(f"{i + 1:4} {outcome:>10}  {mutant.module}:{mutant.line} {mutant.operator}", flush=True)
@@ -376,22 +401,18 @@ def covered(place: Path, options: argparse.Namespace) -> Covering:
     files = [*sorted((ROOT / PACKAGE).rglob("*.py")), *(path for path in tests if path.is_file())]
     state = digest(*files) + " ".join(options.modules)
     kept: Path | None = options.covering
+    prepare(place)
     if kept is not None and kept.exists() and json.loads(kept.read_text())["state"] == state:
-        prepare(place)
         covering = Covering.load(kept)
         quickest = sorted(covering.seconds, key=covering.seconds.__getitem__)[:QUICK]
-        if run_tests(place, quickest, 600.0) != "survived":
+        if run_tests(quickest, 600.0) != "survived":
             raise SystemExit("the tests fail without any mutant; see MUTATION_LOG")
         return covering
-    path = place.parent / "covering.json"
-    modules = core_modules(options.modules)
-    again = [sys.executable, "-m", "benchmarks.mutation", *modules, "--tests", *options.tests, "--measure", str(path)]
-    subprocess.run(again, cwd=place, check=True)
+    path, modules = place.parent / "covering.json", core_modules(options.modules)
+    code = in_copy(lambda: measure(place, modules, options.tests, path), 3600.0)
+    if code != 0:
+        raise SystemExit(f"the tests fail without any mutant (exit status {code}); see MUTATION_LOG")
     covering = Covering.load(path)
-    prepare(place)
-    unchanged = [test for test in covering.seconds if not test.startswith("src")]
-    if run_tests(place, unchanged, 3600.0) != "survived":
-        raise SystemExit("the tests fail without any mutant when run like this; see MUTATION_LOG")
     covering.state = state
     if kept is not None:
         covering.save(kept)
@@ -403,8 +424,11 @@ def prepare(place: Path) -> None:
     import pytest  # noqa: F401
     import scipy.integrate  # noqa: F401
     import torch
+    import torch._dynamo
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # or every copy would walk through all of it
     os.chdir(place)
     sys.dont_write_bytecode = True
     old = {str(ROOT), str(ROOT / "src"), ""}

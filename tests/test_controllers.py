@@ -264,3 +264,18 @@ def test_tensors_of_samples_are_judged_as_numbers_are(controller: Any) -> None:
         assert float(each.proposal[i]) == pytest.approx(alone.proposal, rel=1e-14)
         if isinstance(controller, sn.PID):
             assert tuple(float(h[i]) for h in each.history) == alone.history
+
+
+@pytest.mark.parametrize(("proposal", "predicts"), [(5.0, True), (10.0, True), (10.1, False), (19.0, False)])
+def test_the_error_of_a_much_shortened_step_does_not_predict(proposal: float, predicts: bool) -> None:
+    """A step of 0.5 that was shortened by more than a factor of 20 changes neither the proposal nor the history."""
+    controller, history = sn.PID.preset("PI42"), (0.7, 0.6)
+    verdict = controller.judge(0.5, proposal, 1e-3, 5, history)
+    assert verdict.accept
+    assert verdict.history == ((1e-3, 0.7) if predicts else history)
+    assert (verdict.proposal == proposal) is not predicts
+    tensors = [torch.tensor([x], dtype=torch.float64) for x in (0.5, proposal, 1e-3)]
+    judge: Any = controller.judge
+    each = judge(*tensors, 5, tuple(torch.tensor([h], dtype=torch.float64) for h in history))
+    assert [float(h) for h in each.history] == list(verdict.history)
+    assert float(each.proposal) == pytest.approx(verdict.proposal)

@@ -76,8 +76,31 @@ def test_the_default_on_a_full_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not default.fits(budget.SMALL + 1)
 
 
+def test_the_free_memory_is_not_looked_at_for_64_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(budget, "free_memory", lambda device: asked.append(device) or 0)
+    assert Budget(None, CPU).fits(64 * 1024 * 1024)
+    assert not asked
+    assert not Budget(None, CPU).fits(64 * 1024 * 1024 + 1)
+    assert asked == [CPU]
+
+
 def test_the_free_memory_of_this_machine() -> None:
     assert 0 < free_memory(CPU) < 2**50
+
+
+def test_the_free_memory_of_a_cuda_device_includes_what_torch_holds_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert free_memory(torch.device("cuda")) == 1200
+
+
+def test_the_free_memory_of_an_mps_device_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1000)
+    for allocated, free in ((300, 700), (1000, 0), (1200, 0)):
+        monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda allocated=allocated: allocated)
+        assert free_memory(torch.device("mps")) == free
 
 
 @pytest.mark.parametrize(

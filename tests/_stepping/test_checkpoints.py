@@ -258,3 +258,12 @@ def test_only_what_was_offered_can_be_recalled(step: int) -> None:
         checkpoints.offer(i, f"y{i}")
     with pytest.raises(ValueError, match=rf"^step: expected 0 <= step < 3, found {step}$"):
         checkpoints.recall(step)
+
+
+def test_what_is_kept_beyond_a_step() -> None:
+    checkpoints = Checkpoints[str](3)
+    for step in range(9):
+        checkpoints.offer(step, f"y{step}")
+    assert checkpoints.steps == (0, 4, 7)
+    expected = [(4, "y4")] * 4 + [(7, "y7")] * 3 + [None, None]
+    assert [checkpoints.beyond(step) for step in range(9)] == expected

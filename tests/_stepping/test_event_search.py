@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +16,15 @@ from seminode._field.event_function import EventFunction
 from seminode._field.field import Field
 from seminode._field.pytree import Layout
 from seminode._stepping.engine import EvaluationLog
-from seminode._stepping.event_search import EventSearch
+from seminode._stepping.event_search import NODES, Crossing, EventSearch
+from seminode._stepping.lane_event_search import LaneEventSearch
 from seminode._stepping.loop import integrate
 from seminode._stepping.observers import Counter, Observer
 from seminode._stepping.schedule import Schedule
 from seminode._stepping.step import Step
 
 F64 = torch.float64
+EPS = 2.0**-52
 
 
 class Log(Observer):
@@ -126,3 +130,100 @@ def test_a_schedule_goes_on_from_an_event() -> None:
     plan = schedule.next()
     assert plan is not None
     assert plan.lowest > 0.6
+
+
+def landing(t1: float, correction: float, crossing: Crossing | None) -> tuple[bool, Crossing | None]:
+    """Whether a step from 0 to t1 is intercepted that aimed at an event at t1, which is `correction` later; and the
+    next aim."""
+    y0 = torch.ones(1, dtype=F64)
+    schedule = Schedule(sn.FixedStep(t1), 4, (0.0, 2.0), (), F64)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))]
+    search = EventSearch(functions, schedule, y0)
+    search._values, search._begun = [-correction - t1], True
+    search._aim = Crossing(t1, 0)
+    search._value = lambda i, t, y: t - t1 - correction  # type: ignore[method-assign]
+    plan = schedule.next()
+    step: Any = SimpleNamespace(plan=plan, y1=y0, along=lambda xs: torch.ones(len(xs), 1, dtype=F64))
+    return search._landed(step, 0.5, crossing), search._aim
+
+
+def test_a_shorter_step_that_stays_away_from_zero_is_an_ordinary_one() -> None:
+    """Closer than a tenth of the step, the aim is corrected."""
+    intercepted, aim = landing(1.0, 0.09, None)
+    assert intercepted
+    assert aim is not None
+    assert aim.t == pytest.approx(1.09)
+    for far in (0.11, 0.5, 1.05):
+        assert landing(1.0, far, None) == (False, None)
+    intercepted, aim = landing(1.0, 0.5, Crossing(0.7, 0))  # which the step passes
+    assert intercepted
+    assert aim == Crossing(0.7, 0)
+
+
+@pytest.mark.parametrize(("ulps", "lands"), [(0, True), (1, True), (10, True), (1000, False)])
+def test_events_closer_than_the_resolution_do_not_take_the_aim_of_each_other(ulps: int, lands: bool) -> None:
+    y0 = torch.ones(1, dtype=F64)
+    schedule = Schedule(sn.FixedStep(1.0), 4, (0.0, 2.0), (), F64)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))] * 2
+    search = EventSearch(functions, schedule, y0)
+    schedule.land_on(1.0)
+    search._aim, earlier = Crossing(1.0, 0), Crossing(1.0 - ulps * math.ulp(0.5), 1)
+    search._begin = lambda step: None  # type: ignore[method-assign]
+    search._first_crossing = lambda step: (earlier, [])  # type: ignore[method-assign]
+    landed: list[Any] = []
+    search._landed = lambda step, ratio, crossing: bool(landed.append(crossing)) or True  # type: ignore[method-assign]
+    step: Any = SimpleNamespace(plan=schedule.next(), interpolated=lambda: None)
+    assert search.intercepts(step, 0.5)
+    assert landed == ([earlier] if lands else [])
+    assert search._aim.event == (0 if lands else 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "slope", "zero", "expected"),
+    [
+        (0.0, 0.0, None, True),
+        (1.9, 0.0, 1.0, True),
+        (2.1, 0.0, 1.0, False),
+        (15.0 * EPS, 1.0, 0.0, True),
+        (17.0 * EPS, 1.0, 0.0, False),
+        (300.0 * EPS, 20.0, 0.0, True),
+        (330.0 * EPS, 20.0, 0.0, False),
+        (1.0, 1.0, 0.0, False),
+        (EPS, 1.0, None, False),  # another event has fired
+    ],
+)
+def test_what_is_left_of_a_zero_is_twice_its_size_and_rounding(
+    start: float, slope: float, zero: float | None, expected: bool
+) -> None:
+    search: Any = SimpleNamespace(
+        _values=[start],
+        _begun=True,
+        _zero={} if zero is None else {0: zero},
+        _eps=EPS,
+        _schedule=SimpleNamespace(span=1.0),
+    )
+    step: Any = SimpleNamespace(plan=SimpleNamespace(dt=0.5))
+    assert EventSearch._zero_at_start(search, 0, step, slope) is expected
+    lanes: Any = SimpleNamespace(
+        _values=torch.tensor([[start]], dtype=F64),
+        _begun=torch.tensor([True]),
+        _zero=torch.tensor([[-1.0 if zero is None else zero]], dtype=F64),
+        _eps=EPS,
+        _span=torch.tensor([1.0], dtype=F64),
+    )
+    plan: Any = SimpleNamespace(dt=torch.tensor([0.5], dtype=F64))
+    found = LaneEventSearch._zero_at_start(lanes, plan, torch.tensor([[slope]], dtype=F64))
+    assert found.tolist() == [[expected]]
+
+
+@pytest.mark.parametrize("dt", [0.5, -2.0])
+@pytest.mark.parametrize("peak", NODES)
+def test_the_scale_of_a_slope_is_the_largest_value_before_the_end_over_the_step(peak: float, dt: float) -> None:
+    def value(i: int, t: float, y: Tensor) -> float:
+        return -3.0 if t == 1.0 + peak * dt else 0.5
+
+    search: Any = SimpleNamespace(_values=[-1.0], _value=value)
+    plan = SimpleNamespace(t0=1.0, dt=dt)
+    step: Any = SimpleNamespace(plan=plan, along=lambda xs: torch.ones(len(xs), 1, dtype=F64))
+    inside = 0.0 < peak < 1.0
+    assert EventSearch._slope_scale(search, 0, step) == (3.0 if inside else 1.0) / abs(dt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import seminode as sn
 from seminode._stepping.event_search import NODES
-from seminode._stepping.lane_event_search import may_cross
+from seminode._stepping.lane_event_search import LaneEventSearch, may_cross
 from seminode._stepping.roots import Bracket, first_bracket, root, run_together, search_bracket, search_root
 
 F64 = torch.float64
@@ -320,3 +321,36 @@ def test_searches_that_run_together_find_what_each_finds_alone() -> None:
     assert roots == {i: root(functions[i], b) for i, b in brackets.items() if b is not None}
     samples = torch.tensor(values, dtype=F64).T.unsqueeze(0)
     assert may_cross(samples)[0].tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("place", [0.05, 0.15, 0.31, 0.5, 0.69, 0.85, 0.95])
+def test_an_extremum_across_zero_is_noticed_between_any_nodes(place: float) -> None:
+    """Two changes of sign between neighbouring nodes; for the same function shifted away from zero, none."""
+    nodes = torch.tensor(NODES, dtype=F64)
+    touching, away = (nodes - place) ** 2 - 1e-4, (nodes - place) ** 2 + 0.5
+    samples = torch.stack([touching, -touching, away, -away], 1).unsqueeze(0)
+    assert may_cross(samples)[0].tolist() == [True, True, False, False]
+
+
+def test_a_zero_at_the_start_is_divided_out_up_to_the_end_of_the_step() -> None:
+    search: Any = SimpleNamespace(_values=torch.full((1, 3), 0.25, dtype=F64), _value=lambda i, t, y: 0.25 + t * y)
+    path: Any = SimpleNamespace(time=lambda x: x, at=lambda x: 2.0 + x)
+    first = torch.full((3,), 7.0, dtype=F64)
+    evaluate = LaneEventSearch._evaluation(search, 0, path, torch.tensor([True, True, False]), first)
+    assert evaluate({0: 0.0, 1: 1.0, 2: 1.0}) == {0: 7.0, 1: 3.0, 2: 3.25}
+    assert evaluate({1: 0.5}) == {1: 2.5}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_of_events_at_one_time_those_with_the_other_direction_do_not_fire(sign: float) -> None:
+    events = [sn.Event(lambda t, y, r: y[..., 0] - 0.5, terminal=False, direction=d) for d in (0, 1, -1)]
+    y0 = torch.tensor([[0.0], [1.0]], dtype=F64)
+    rate = torch.tensor([[1.0], [-1.0]], dtype=F64)
+    options: dict[str, Any] = {"event": events}
+    sol = sn.solve(lambda t, y, r: sign * r + 0.0 * y, y0, [0.0, sign], args=(rate,), batched=True, **options)
+    # The direction is that of the solve: back in time, the first sample rises as well.
+    rises, falls = [1, 0], [0, 1]
+    assert [event.counts.tolist() for event in sol.events] == [[1, 1], rises, falls]
+    for i in range(2):
+        alone = sn.solve(lambda t, y, r: sign * r + 0.0 * y, y0[i], [0.0, sign], args=(rate[i],), **options)
+        assert [event.counts for event in alone.events] == [1, rises[i], falls[i]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ import torch
 from torch import Tensor
 
 import seminode as sn
-from seminode.controllers import Adaptive, History
+from seminode._stepping import lane_control
+from seminode._stepping.lane_control import each_lane
+from seminode._stepping.lane_outputs import LaneOutputs
+from seminode._stepping.lane_plan import LanePlan
+from seminode._stepping.lanes import LaneSchedule
+from seminode.controllers import Adaptive, History, Verdict
+from seminode.solvers import RK4, Dopri5
 
 DOUBLE = torch.float64
 
@@ -462,3 +469,113 @@ def test_outputs_of_samples_that_go_backwards_in_time() -> None:
     sol = sn.solve(lambda t, y: torch.sin(t)[:, None] * y, y0, ts, batched=True, rtol=1e-9, atol=1e-9)
     exact = y0 * torch.exp(torch.cos(ts[:, :1]) - torch.cos(ts))
     torch.testing.assert_close(sol.ys[..., 0].T, exact, rtol=1e-7, atol=1e-7)
+
+
+def test_times_to_step_to_are_no_jumps() -> None:
+    """The field sees the time itself, and the slope there is that of both steps."""
+    seen: list[float] = []
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        seen.extend(t.reshape(-1).tolist())
+        return -y
+
+    y0, controller = torch.ones(2, 1, dtype=DOUBLE), sn.FixedStep(0.5, step_to=(0.3,))
+    sn.solve(field, y0, [0.0, 1.0], solver="heun", controller=controller, batched=True)
+    assert 0.3 in seen
+    assert not {math.nextafter(0.3, 0.0), math.nextafter(0.3, 1.0)} & set(seen)
+
+
+def test_a_controller_for_numbers_judges_no_sample_that_rests() -> None:
+    asked: list[float] = []
+
+    class Asked(Cautious):
+        def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
+            asked.append(dt)
+            return super().judge(dt, proposal, ratio, order, history)
+
+    numbers = [torch.tensor(x, dtype=DOUBLE) for x in ([0.0, 0.5], [math.inf, 0.5], [0.0, 0.1])]
+    verdict: Any = each_lane(Asked())(*numbers, 4, (1.0, 1.0))
+    assert asked == [0.5]
+    assert verdict.accept.tolist() == [False, True]
+    assert float(verdict.proposal[0]) == 0.0
+
+
+def test_outputs_at_the_ends_of_steps_cost_no_slope() -> None:
+    """The interpolant of RK4 reads the slope at the end of a step, which the last step does not have."""
+    y0, options = torch.ones(3, 2, dtype=DOUBLE), {"solver": "rk4", "controller": sn.FixedStep(0.25)}
+    assert sn.solve(lambda t, y: -y, y0, [0.0, 1.0], batched=True, **options).stats.nfe == 16
+
+
+def test_a_step_in_which_no_sample_moves_has_the_time_of_the_first() -> None:
+    times, still = torch.tensor([1.0, 2.0], dtype=DOUBLE), torch.tensor([False, False])
+    proposed: Any = SimpleNamespace(lands=still, final=still)
+    plan = LanePlan(times, times, 0.0 * times, times, proposed, still)
+    assert plan.time == 1.0
+    plan.moved = torch.tensor([False, True])
+    assert plan.time == 2.0
+
+
+def test_a_sample_that_misses_its_event_takes_an_ordinary_step() -> None:
+    """One that aims at the end of its interval still lands there."""
+    times = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]], dtype=DOUBLE)
+    schedule = LaneSchedule(sn.FixedStep(2.0), 4, times, (), DOUBLE, 100)
+    schedule.aim(torch.tensor([True, False, True]), torch.tensor([0.4, 1.0, 0.4], dtype=DOUBLE))
+    plan = schedule.next()
+    assert plan is not None
+    assert plan.t1.tolist() == [0.4, 1.0, 0.4]
+    none = torch.tensor([False, False, False])
+    schedule.withhold(plan, none, none, torch.tensor([True, True, False]))
+    assert plan.lands.tolist() == [False, True, True]
+    assert plan.final.tolist() == [False, True, True]
+    assert schedule.end.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_sixteen_programs_that_control_samples_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(lane_control, "CompiledControl", lambda controller, order, lanes, history: made.append(lanes))
+    lane_control.compiled_control.cache_clear()
+    try:
+        for lanes in (*range(16), *range(16)):
+            lane_control.compiled_control(sn.Integral(), 5, lanes, 0)
+        assert made == list(range(16))
+        lane_control.compiled_control(sn.Integral(), 5, 16, 0)  # instead of the one that was used the longest ago
+        lane_control.compiled_control(sn.Integral(), 5, 0, 0)
+        assert made == [*range(16), 16, 0]
+    finally:
+        lane_control.compiled_control.cache_clear()
+
+
+def test_the_weights_of_an_interpolant_are_made_once() -> None:
+    times = torch.tensor([[0.0, 0.5, 1.0]], dtype=DOUBLE)
+    outputs, like = LaneOutputs(times), torch.ones(1, dtype=DOUBLE)
+    weights = outputs._weights(Dopri5(), like)
+    assert outputs._weights(Dopri5(), like) is weights
+    assert weights.shape == (len(Dopri5().interpolant[0]), len(Dopri5().interpolant))
+    assert outputs._weights(RK4(), like) is not weights
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_program_that_controls_samples_decides_as_the_schedule_does(
+    monkeypatch: pytest.MonkeyPatch, sign: float
+) -> None:
+    monkeypatch.setattr(lane_control, "compile_graph", lambda function, examples: lambda inputs: function(*inputs))
+    lane_control.compiled_control.cache_clear()
+    times = sign * torch.tensor([[0.5, 1.5], [1.0, 3.0], [0.25, 0.75]], dtype=DOUBLE)
+    options = sn.PID.preset("PI42"), 5, times, (), DOUBLE, 1000
+    eager, compiled = (LaneSchedule(*options, compiled=way) for way in (False, True))
+    lane_control.compiled_control.cache_clear()
+    generator = torch.Generator().manual_seed(0)
+    for schedule in (eager, compiled):
+        schedule.begin(torch.tensor([0.1, 0.2, 0.05], dtype=DOUBLE))
+    while (plan := eager.next()) is not None:
+        same = compiled.next()
+        assert same is not None
+        ratio = 1.2 * torch.rand(3, dtype=DOUBLE, generator=generator)
+        assert eager.judge(plan, ratio) == compiled.judge(same, ratio)
+        for name in ("t0", "t1", "dt", "moved", "final"):
+            torch.testing.assert_close(getattr(same, name), getattr(plan, name), rtol=1e-14, atol=1e-16)
+        assert same.unanimous == plan.unanimous
+    assert compiled.next() is None
+    assert compiled.per_sample().accepted.tolist() == eager.per_sample().accepted.tolist()
+    assert compiled.per_sample().rejected.tolist() == eager.per_sample().rejected.tolist()
+    assert not bool(eager.running.any())

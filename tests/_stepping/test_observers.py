@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import seminode as sn
+from seminode._stepping.observers import Selection
+from seminode._stepping.problem import Problem
 from seminode.solvers import BY_NAME, SolverName
 
 
@@ -190,3 +192,39 @@ def test_what_comes_out_is_frozen() -> None:
     for thing, name in ((sol, "ys"), (sol.stats, "nfe"), (sn.Replay(), "every"), (sn.FixedStep(0.1), "dt")):
         with pytest.raises(AttributeError):
             setattr(thing, name, 0)
+
+
+@pytest.mark.parametrize(
+    ("offered", "kept"), [(4, [0, 1, 2, 3]), (5, [0, 2, 4]), (8, [0, 2, 4, 6]), (9, [0, 4, 8]), (20, [0, 8, 16])]
+)
+def test_a_selection_is_spread_evenly(offered: int, kept: list[int]) -> None:
+    selection = Selection(4)
+    for item in range(offered):
+        selection.offer(item)
+    assert selection.items == kept
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "inside"),
+    [
+        ((0.0, 1.0), {}, False),
+        ((0.0, 0.5, 1.0), {}, True),
+        ((0.0, 0.5, 1.0), {"save": "last"}, False),
+        ((0.0, 1.0), {"events": ("an event",)}, True),
+    ],
+)
+def test_outputs_between_the_ends_may_lie_inside_of_steps(times: Any, options: Any, inside: bool) -> None:
+    y: Any = None
+    assert Problem(y, y, y, times, y, y, y, **options).outputs_inside is inside
+
+
+@pytest.mark.parametrize("end", [1.0, 1000.0, -1000.0])
+def test_dense_output_knows_its_ends_as_far_as_the_dtype_can_name_them(end: float) -> None:
+    sol = sn.solve(lambda t, y: 0.0 * y, torch.ones(1, dtype=torch.float64), [0.0, end], dense=True)
+    assert sol.dense is not None
+    for dtype in (torch.float64, torch.float32):
+        known = torch.tensor(end, dtype=dtype)
+        assert float(sol.dense(torch.nextafter(known, 2.0 * known))) == 1.0
+    for t in (torch.tensor(end * (1.0 + 1e-14), dtype=torch.float64), end * (1.0 + 1e-6)):
+        with pytest.raises(ValueError, match="t: the solution is known on"):
+            sol.dense(t)

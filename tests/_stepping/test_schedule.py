@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
+from seminode._stepping.schedule import Schedule
 
 
 def switched(jump: float, seen: list[float] | None = None, inclusive: bool = False) -> Any:
@@ -134,3 +135,25 @@ def test_a_cut_step_grows_back_at_once() -> None:
     sliver = min(range(len(lengths)), key=lengths.__getitem__)
     assert lengths[sliver] == pytest.approx(1e-9, rel=1e-3)
     assert lengths[sliver + 1] > 0.1
+
+
+def test_an_event_within_rounding_of_a_place_lands_on_it() -> None:
+    """Four times the distance of neighbouring floats is rounding, more is not."""
+    ulp = math.ulp(1.0)
+    for distance, lands in ((0.0, True), (4.0 * ulp, True), (4.5 * ulp, False), (100.0 * ulp, False)):
+        schedule = Schedule(sn.FixedStep(2.0), 4, (0.0, 1.0), (), torch.float64)
+        assert schedule.land_on(1.0 - distance) == (1.0 if lands else 1.0 - distance)
+
+
+def test_a_step_that_stops_short_by_rounding_lands() -> None:
+    ulp = math.ulp(1.0)
+    for distance, lands in ((4.0 * ulp, True), (4.5 * ulp, False)):
+        schedule = Schedule(sn.FixedStep(1.0 - distance), 4, (0.0, 1.0), (), torch.float64)
+        plan = schedule.next()
+        assert plan is not None
+        assert (plan.landing, plan.t1) == ((True, 1.0) if lands else (False, 1.0 - distance))
+
+
+def test_the_smallest_step_is_dt_min_to_rounding() -> None:
+    schedule = Schedule(sn.Integral(dt_min=0.1), 4, (0.0, 1.0), (), torch.float64)
+    assert 0.1 * (1.0 - 1e-11) < schedule.smallest < 0.1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import seminode as sn
+from seminode._stepping.stiffness import dominant_eigenvalue
 
 
 def relaxation(t: Tensor, y: Tensor) -> Tensor:
@@ -32,3 +36,11 @@ def test_an_underflow_of_a_stiff_problem() -> None:
     controller = sn.Integral(dt0=1e-3, dt_min=1e-3)
     with pytest.raises(sn.StepSizeUnderflow, match=r"looks stiff|looser rtol"):
         sn.solve(relaxation, torch.zeros(2, dtype=torch.float64), [0.0, 1.0], controller=controller)
+
+
+@pytest.mark.parametrize("slope", [(0.5, 1.0), (0.0, 0.0), (-3.0, 2.0)])
+def test_the_dominant_eigenvalue_does_not_depend_on_the_slope(slope: tuple[float, float]) -> None:
+    rates = torch.tensor([-1000.0, -1.0], dtype=torch.float64)
+    engine: Any = SimpleNamespace(evaluate=lambda t, y: rates * y)
+    y = torch.tensor(slope, dtype=torch.float64) / rates
+    assert dominant_eigenvalue(engine, 0.0, y) == pytest.approx(-1000.0, rel=1e-3)
