@@ -31,7 +31,10 @@ unpack_dual: Callable[[Tensor], tuple[Tensor, Tensor | None]] = torch.autograd.f
 
 def numbers(x: Tensor) -> list[float]:
     """The entries of a tensor of one dimension, on the host."""
-    return x.tolist()
+    try:
+        return x.tolist()
+    except RuntimeError:  # torch 2.8 inside of a transform
+        return [each.item() for each in x.unbind()]
 
 
 def integers(x: Tensor) -> list[int]:

@@ -204,8 +204,10 @@ class ODERNN(SolvingModule):
         h = rows.values.new_zeros(rows.values.shape[1], self.hidden)
         inputs = torch.cat((rows.values, rows.observed.to(h.dtype)), -1).unbind()
         observed = rows.observed.any(-1, keepdim=True)
-        # Packed rows have read the numbers of observations already; reading more costs nothing then.
-        full = integers(observed.all(1).flatten().int()) if self.packed else []
+        # Packed rows have read the numbers of observations already; reading more costs nothing then. A compiler would
+        # have to branch on values that it does not know.
+        reads = self.packed and not torch.compiler.is_compiling()
+        full = integers(observed.all(1).flatten().int()) if reads else []
         begins, widths = rows.times[:-1].to(h.dtype).unbind(), rows.times.diff(dim=0).to(h.dtype).unbind()
         solver = None if self.steps is None or self.exponential else self._explicit()
         states: list[Tensor] = []
