@@ -263,3 +263,22 @@ def test_moments_keep_nan() -> None:
     y = torch.tensor([1.0, math.nan])
     moments = norms.Moments(norms.rms)
     assert math.isnan(moments.value(moments(y), [2.0], ALONE))
+
+
+@pytest.mark.parametrize("name", [*norms.FORWARD, "auto", None])
+def test_a_distributed_norm_is_that_of_all_processes_by_default(name: str | None) -> None:
+    norm = norms.distributed(name)
+    assert norm.group is None
+    assert norm.norm is norms.FORWARD.get(name or "", name)
+
+
+def test_a_distributed_norm_refuses_what_is_no_group_and_no_norm() -> None:
+    group: Any = 3
+    with pytest.raises(TypeError, match=r"^group: expected a torch.distributed.ProcessGroup or None, found int$"):
+        norms.distributed("rms", group)
+    with pytest.raises(ValueError, match=r"^norm: expected one of .* or auto, found 'seminorm'$"):
+        norms.distributed("seminorm")
+    with pytest.raises(TypeError, match=r"^norm: expected .* of one rank, found a distributed one$"):
+        norms.distributed(norms.distributed())
+    with pytest.raises(TypeError, match=r"^norm: expected one of .*all_reduce itself"):
+        norms.distributed(lambda y: y.sum())

@@ -227,3 +227,35 @@ def test_the_scale_of_a_slope_is_the_largest_value_before_the_end_over_the_step(
     step: Any = SimpleNamespace(plan=plan, along=lambda xs: torch.ones(len(xs), 1, dtype=F64))
     inside = 0.0 < peak < 1.0
     assert EventSearch._slope_scale(search, 0, step) == (3.0 if inside else 1.0) / abs(dt)
+
+
+@pytest.mark.parametrize("dt", [0.5, -0.5])
+def test_the_slope_at_the_start_is_a_difference_where_there_is_no_derivative(dt: float) -> None:
+    """A function that autograd does not see, and one on several ranks."""
+    for several in (False, True):
+        search: Any = SimpleNamespace(
+            _ranks=SimpleNamespace(several=several), _functions=[lambda t, y: t.detach()], _values=[-3.0], _eps=EPS
+        )
+        search._dtype, search._device = F64, torch.device("cpu")
+        search._value = lambda i, t, y: 4.0 * (t - 1.0) + 2.0 * float(y[0]) - 3.0
+        plan = SimpleNamespace(t0=1.0, dt=dt)
+        step: Any = SimpleNamespace(plan=plan, y0=torch.zeros(1, dtype=F64), slopes=[torch.ones(1, dtype=F64)])
+        step.along = lambda xs: dt * torch.tensor(xs, dtype=F64).unsqueeze(1)
+        assert EventSearch._start_slope(search, 0, step) == pytest.approx(6.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("roots", [(0.8, 0.3), (0.3, 0.8), (-0.8, -0.3), (-0.3, -0.8)])
+def test_the_first_crossing_is_that_of_the_earliest_root(roots: tuple[float, float]) -> None:
+    y0, end = torch.ones(1, dtype=F64), math.copysign(1.0, roots[0])
+    schedule = Schedule(sn.FixedStep(1.0), 4, (0.0, 2.0 * end), (), F64)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))] * 2
+    search = EventSearch(functions, schedule, y0)
+    search._values, search._begun = [-root for root in roots], True
+    search._value = lambda i, t, y: t - roots[i]  # type: ignore[method-assign]
+    along = lambda xs: torch.ones(len(xs), 1, dtype=F64)
+    step: Any = SimpleNamespace(plan=schedule.next(), y0=y0, y1=y0, along=along)
+    crossing, ends = search._first_crossing(step)
+    assert crossing is not None
+    assert crossing.t == pytest.approx(math.copysign(0.3, end))
+    assert roots[crossing.event] == pytest.approx(crossing.t)
+    assert ends == [end - root for root in roots]

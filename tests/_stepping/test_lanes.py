@@ -579,3 +579,21 @@ def test_the_program_that_controls_samples_decides_as_the_schedule_does(
     assert compiled.per_sample().accepted.tolist() == eager.per_sample().accepted.tolist()
     assert compiled.per_sample().rejected.tolist() == eager.per_sample().rejected.tolist()
     assert not bool(eager.running.any())
+
+
+@pytest.mark.parametrize(("end", "at_end"), [(0.5, True), (0.7, False)])
+def test_the_ends_of_samples_are_rows_after_those_of_the_last_step(end: float, at_end: bool) -> None:
+    times = torch.tensor([[0.0, 0.5, 1.0]] * 2, dtype=DOUBLE)
+    outputs = LaneOutputs(times, ends=True)
+    t1, moved = torch.full((2,), end, dtype=DOUBLE), torch.tensor([True, True])
+    plan: Any = SimpleNamespace(t0=torch.zeros(2, dtype=DOUBLE), t1=t1, dt=t1, moved=moved)
+    assert outputs.begun == 2
+    outputs.claim([plan], 2)
+    assert outputs.close(2) == 2
+    rows = outputs.rows(2)
+    assert rows is not None
+    assert rows.at_end is not None
+    assert rows.at_end.tolist() == [at_end, at_end, True, True]
+    assert rows.lanes.tolist() == [0, 1, 0, 1]
+    assert rows.number.tolist() == [1, 1, 2, 2]
+    assert rows.x.tolist() == [0.5 / end, 0.5 / end, 1.0, 1.0]

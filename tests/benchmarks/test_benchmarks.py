@@ -299,6 +299,10 @@ def test_what_is_claimed_was_kept() -> None:
     assert all("error" not in each and each["peak_megabytes"] < 1000 for each in files)
     assert all(each["examples"] >= 5000 for each in found["fuzzing"]["damaged"])
     assert all(line["good"] for line in found["soak"]["lines"])
+    mutants = found["mutation"]["score"]["all"]
+    tried = mutants["killed"] + mutants["survived"]
+    assert tried >= 100
+    assert mutants["killed"] >= 0.9 * tried
 
 
 def test_overhead_and_scaling_have_their_sections() -> None:
