@@ -22,6 +22,17 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
+#: The inputs that the steps of our workflows may use, from the `action.yml` of each version.
+ACTION_INPUTS = {
+    "actions/checkout@v4": {"fetch-depth", "ref"},
+    "actions/setup-python@v5": {"python-version", "cache", "cache-dependency-path"},
+    "actions/upload-artifact@v4": {"name", "path", "if-no-files-found", "retention-days"},
+    "actions/download-artifact@v4": {"name", "path"},
+    "actions/upload-pages-artifact@v3": {"name", "path", "retention-days"},
+    "actions/deploy-pages@v4": {"artifact_name", "timeout"},
+    "pypa/gh-action-pypi-publish@release/v1": {"packages-dir", "repository-url", "attestations"},
+}
+
 every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 
 
@@ -61,6 +72,54 @@ def test_workflows_run_targets_of_the_makefile_only(path: Path) -> None:
             found = re.fullmatch(r'make ([a-z-]+)( [A-Z]+=("[^"]*"|\S+|\$\{\{[^}]*\}\}))*', step["run"].strip())
             assert found, step["run"]
             assert found[1] in targets
+
+
+@every_workflow
+def test_actions_get_inputs_that_they_have(path: Path) -> None:
+    """GitHub only warns about an input that an action does not have, and goes on without it."""
+    for step in steps(load(path)):
+        if "uses" in step:
+            assert set(step.get("with", ())) <= ACTION_INPUTS[step["uses"]], step
+        assert set(step) <= {"uses", "with", "run", "id", "name", "env", "if"}
+
+
+def test_the_job_that_publishes_pages_takes_what_the_build_leaves() -> None:
+    jobs = load(ROOT / ".github" / "workflows" / "docs.yml")["jobs"]
+    assert jobs["build"]["steps"][-1]["with"]["path"] == "site"  # where `make docs` writes
+    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+    (deploy,) = jobs["publish"]["steps"]
+    assert jobs["publish"]["environment"]["url"] == f"${{{{ steps.{deploy['id']}.outputs.page_url }}}}"
+    uploads, downloads = (
+        [step["with"] for step in steps(load(ROOT / ".github" / "workflows" / "publish.yml")) if name in str(step)]
+        for name in ("upload-artifact", "download-artifact")
+    )
+    assert [each["name"] for each in uploads] == [each["name"] for each in downloads] == ["dist"]
+
+
+def test_the_citation_has_what_its_format_requires() -> None:
+    """Required keys, persons, entities and types of the Citation File Format 1.2.0."""
+    citation = load(ROOT / "CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] in {"software", "dataset"}
+    assert f'license = "{citation["license"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for reference in citation["references"]:
+        assert {"authors", "title", "type"} <= set(reference)
+        assert reference["type"] in {"article", "book", "conference-paper", "software"}
+        assert isinstance(reference["year"], int)
+        assert {each["type"] for each in reference["identifiers"]} <= {"doi", "url", "swh", "other"}
+    for person in (*citation["authors"], *(each for r in citation["references"] for each in r["authors"])):
+        assert "name" in person or {"family-names", "given-names"} <= set(person)
+        assert set(person) <= {"name", "family-names", "given-names"}
+
+
+def test_the_page_of_citations_has_the_entry_of_the_citation_file() -> None:
+    page, citation = (ROOT / "docs" / "cite.md").read_text(encoding="utf-8"), load(ROOT / "CITATION.cff")
+    assert f"version = {{{citation['version']}}}" in page
+    (paper,) = citation["references"]
+    assert f"volume    = {{{paper['volume']}}}" in page
+    assert f"pages     = {{{paper['start']}--{paper['end']}}}" in page
+    assert f"year      = {{{paper['year']}}}" in page
 
 
 def test_versions_that_are_tested_are_those_that_are_supported() -> None:
@@ -162,3 +221,17 @@ def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
     assert lost == ["index.html: #gone", "index.html: missing.html", "index.html: sub/page.html#away"]
     assert LINKS["main"]([str(tmp_path)]) == 1
     assert LINKS["main"]([str(tmp_path / "sub")]) == 2
+
+
+def test_pages_that_search_does_not_find_are_named(tmp_path: Path) -> None:
+    for name in ("index.html", "page.html", "404.html"):
+        (tmp_path / name).touch()
+    assert LINKS["unsearchable"](tmp_path) == ["index.html", "page.html"]  # no index at all
+    (tmp_path / "search").mkdir()
+    index = {"docs": [{"location": "index.html"}, {"location": "index.html#top"}, {"location": "page.html#a"}]}
+    (tmp_path / "search" / "search_index.js").write_text(f"var __index = {json.dumps(index)}")
+    assert LINKS["unsearchable"](tmp_path) == []
+    assert LINKS["main"]([str(tmp_path)]) == 0
+    (tmp_path / "other.html").touch()
+    assert LINKS["unsearchable"](tmp_path) == ["other.html"]
+    assert LINKS["main"]([str(tmp_path)]) == 1
