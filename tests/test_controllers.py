@@ -279,3 +279,93 @@ def test_the_error_of_a_much_shortened_step_does_not_predict(proposal: float, pr
     each = judge(*tensors, 5, tuple(torch.tensor([h], dtype=torch.float64) for h in history))
     assert [float(h) for h in each.history] == list(verdict.history)
     assert float(each.proposal) == pytest.approx(verdict.proposal)
+
+
+def test_prescribed_steps_that_run_out_go_on_to_the_times_to_step_to() -> None:
+    controller = sn.PrescribedSteps([0.1], step_to=[0.5, 0.7])
+    y0 = torch.ones(1, dtype=torch.float64)
+    sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], controller=controller, save="steps")
+    assert sol.ts.tolist() == pytest.approx([0.0, 0.1, 0.5, 0.7, 1.0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_times_to_step_to_are_finite(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"step_to\[1\]: expected a finite time"):
+        sn.Integral(step_to=[0.5, bad])
+
+
+@pytest.mark.parametrize(
+    "factors", [{"factor_min": 1.5}, {"factor_max": 0.9}, {"factor_min": 1.0}, {"factor_max": 1.0}]
+)
+def test_factors_lie_on_both_sides_of_one(factors: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected factor_min < 1 < factor_max"):
+        sn.Integral(**factors)
+    assert sn.Integral(factor_min=0.9, factor_max=1.5).factor_max == 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"safety": 1.01}, r"^safety: expected at most 1, found 1.01$"),
+        ({"dt_min": 0.3, "dt_max": 0.2}, r"^dt_min: expected 0 <= dt_min <= dt_max = 0.2, found 0.3$"),
+        ({"dt_min": -0.1}, r"^dt_min: expected 0 <= dt_min <= dt_max = inf, found -0.1$"),
+        ({"dt_min": math.inf}, r"^dt_min: .*found inf$"),
+        ({"dt0": 0.05, "dt_min": 0.1}, r"^dt0: expected between dt_min = 0.1 and dt_max = inf, found 0.05$"),
+        ({"dt0": 0.3, "dt_max": 0.2}, r"^dt0: expected between dt_min = 0.0 and dt_max = 0.2, found 0.3$"),
+        ({"at_dt_min": "stop"}, r"^at_dt_min: expected 'raise' or 'accept', found 'stop'$"),
+        ({"at_dt_min": "accept"}, r"^at_dt_min: 'accept' does nothing without a dt_min$"),
+    ],
+)
+def test_bounds_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sn.Integral(**options)
+
+
+def test_bounds_may_be_equal() -> None:
+    controller = sn.Integral(safety=1.0, dt_min=0.1, dt0=0.1, dt_max=0.1)
+    assert controller.first() == (0.1, (1.0, 1.0))
+    assert sn.Integral(dt0=0.1, dt_min=0.1, at_dt_min="accept").first()[0] == 0.1
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    name: Any = "PI35"
+    with pytest.raises(ValueError, match=r"^name: expected one of PI33, PI34, PI42, H211PI, H312PID, found 'PI35'$"):
+        sn.PID.preset(name)
+
+
+@pytest.mark.parametrize(("ratio", "factor"), [(0.0, 10.0), (0.999, 1.0), (1.0, 0.9), (0.9**5, 1.0), (1e-10, 10.0)])
+def test_growth_of_the_elementary_controller(ratio: float, factor: float) -> None:
+    """0.9·r^(−1/k), at least 1 below the tolerance, at most 10; on the tolerance itself the step shrinks."""
+    assert sn.Integral().judge(0.5, 0.5, ratio, 5, (1.0, 1.0)).proposal == pytest.approx(0.5 * factor, rel=1e-12)
+    if ratio > 0.0:
+        assert sn.Integral().growth(ratio, 5, ()) == pytest.approx(max(factor, 0.9 * ratio**-0.2), rel=1e-12)
+
+
+@pytest.mark.parametrize(("ratio", "factor"), [(1.0 + 1e-9, 0.9), (2.0**5, 0.45), (10.0**5, 0.2), (0.95**-5, 0.855)])
+def test_a_rejected_step_shrinks_by_the_integral_rule(ratio: float, factor: float) -> None:
+    """0.9·r^(−1/k), at least 0.2, whatever the history; `PID` does the same."""
+    for controller in (sn.Integral(), sn.PID.preset("H312PID")):
+        verdict = controller.judge(0.5, 0.5, ratio, 5, (0.1, 7.0))
+        assert verdict == (False, pytest.approx(0.5 * factor, rel=1e-8), (0.1, 7.0))
+
+
+def test_a_step_of_the_least_length_is_accepted_whatever_its_error() -> None:
+    """The step itself or what was proposed, up to `dt_min` and not above it; an error that is not finite is no step."""
+    controller = sn.Integral(dt_min=0.1, at_dt_min="accept")
+    for dt, proposal, accept in (
+        (0.1, 0.1, True),
+        (0.05, 0.3, True),
+        (0.1 + 1e-9, 0.1 + 1e-9, False),
+        (0.2, 0.1, True),
+    ):
+        assert controller.judge(dt, proposal, 50.0, 5, (1.0, 1.0)).accept is accept
+    assert controller.judge(0.1, 0.1, math.inf, 5, (1.0, 1.0)) == (False, 0.1 * 0.2, (1.0, 1.0))
+    assert controller.judge(0.2, 0.2, 50.0, 5, (1.0, 1.0)).proposal == 0.1
+    assert not sn.Integral(dt_min=0.1).judge(0.1, 0.1, 50.0, 5, (1.0, 1.0)).accept
+
+
+def test_a_shortened_step_grows_back_to_its_proposal_at_once() -> None:
+    """By more than `factor_max`, if the error allows."""
+    assert sn.Integral().judge(0.1, 1.5, 0.0, 5, (1.0, 1.0)).proposal == pytest.approx(1.5)
+    assert sn.Integral().judge(0.1, 0.5, 0.0, 5, (1.0, 1.0)).proposal == pytest.approx(1.0)
+    assert sn.Integral().judge(0.1, 1.5, 0.9**5, 5, (1.0, 1.0)).proposal == pytest.approx(0.1)

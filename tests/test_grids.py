@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
+from seminode.grids import Grid
 from seminode.solvers import with_interpolant
 
 TS = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
@@ -112,3 +113,26 @@ def test_polynomials_between_steps(name: Any, order: int) -> None:
     assert errors[0] / errors[1] == pytest.approx(2.0**order, rel=0.35)
     with pytest.raises(ValueError, match="expected 'linear' or 'cubic', found 'quintic'"):
         with_interpolant(sn.RK38, "quintic")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_constructs_a_grid_is_a_function() -> None:
+    construct: Any = [0.0, 1.0]
+    with pytest.raises(TypeError, match=r"^construct: expected a function of the output times, found \[0.0, 1.0\]$"):
+        Grid(construct=construct)
+
+
+@pytest.mark.parametrize(
+    ("grid", "found"),
+    [
+        ([], "an empty grid"),
+        ([0.0, 0.5], "0 and 0.5"),
+        ([0.5, 1.0], "0.5 and 1"),
+        ([-1.0, 1.0], "-1 and 1"),
+        ([0.0, 2.0], "0 and 2"),
+    ],
+)
+def test_a_grid_begins_and_ends_with_the_output_times(grid: list[float], found: str) -> None:
+    made = Grid(construct=lambda ts: torch.tensor(grid, dtype=torch.float64))
+    with pytest.raises(ValueError, match=rf"^construct: expected a grid from 0 to 1, found {found}$"):
+        made.landings([0.0, 1.0])
+    assert Grid(construct=lambda ts: torch.linspace(0, 1, 3)).landings([0.0, 0.3, 1.0]) == (0.0, 0.5, 1.0)

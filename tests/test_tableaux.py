@@ -15,6 +15,7 @@ from order_conditions import defect, density, rooted_trees, slope_matrix, slope_
 from scipy.integrate import RK23, RK45
 
 from seminode import tableaux
+from seminode._polynomials import cubic_hermite, quartic_through_midpoint
 from seminode.tableaux import (
     ADAPTIVE_HEUN,
     BOSH3,
@@ -28,8 +29,6 @@ from seminode.tableaux import (
     RK4,
     TSIT5,
     Tableau,
-    cubic_hermite,
-    quartic_through_midpoint,
 )
 
 ALL = (

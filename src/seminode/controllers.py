@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args
 
 from torch import Tensor
 
 from ._compile.torch_private import transforms_active
+from ._real_numbers import check_finite, check_positive, finite_times, positive_steps, real_number
 from ._stepping.elementwise import isfinite, maximum, minimum, number_or, select
-from ._untyped import numbers
 from .solution import Record
 
 if TYPE_CHECKING:
@@ -64,6 +63,21 @@ class Controller(ABC):
     6. `land`: whether the last step ends on the last output time;
     7. `elementwise = True`, in the class itself, if its `judge` also takes tensors with one entry per sample. Others
        are called once for every sample of a batched solve.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> from seminode.extending import Controller, Verdict
+        >>> class Doubling(Controller):  # every step is twice as long as the one before it
+        ...     adaptive = False
+        ...
+        ...     def first(self):
+        ...         return 0.1, ()
+        ...
+        ...     def judge(self, dt, proposal, ratio, order, history):
+        ...         return Verdict(True, 2.0 * dt, history)
+        >>> options = {"solver": "rk4", "controller": Doubling()}
+        >>> sn.solve(lambda t, y: -y, torch.ones(1), [0.0, 1.5], **options).stats.accepted  # 0.1, 0.2, 0.4, 0.8
+        4
     """
 
     adaptive: ClassVar[bool]
@@ -83,7 +97,8 @@ class Controller(ABC):
     def first(self) -> tuple[float | None, History]: ...
 
     @abstractmethod
-    def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict: ...
+    def judge(self, dt: float, proposal: float, ratio: float, order: int, history: History) -> Verdict:
+        """A `Verdict` on a step of length `dt`, from `proposal`, `ratio`, `order` and `history`; see 3. above."""
 
 
 class AdaptiveOptions(TypedDict, total=False):
@@ -102,7 +117,7 @@ class AdaptiveOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Controller):
-    """Base class of the controllers that adapt the step to the error.
+    """Base class of the controllers that adapt the step to the error. A subclass provides `growth`.
 
     Arguments:
         safety: factor on every predicted step, at most 1.
@@ -114,6 +129,17 @@ class Adaptive(Controller):
         step_to: times at which steps must end.
         land: whether the last step ends on the last output time. With `False` it runs past it, and the output there is
             interpolated like all others, as in torchdiffeq; only for `save="ts"`.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> from seminode.extending import Adaptive
+        >>> class Doubling(Adaptive):  # after an accepted step, the next one is as long or twice as long
+        ...     def growth(self, ratio, order, history):
+        ...         return 2.0 if self.safety * ratio ** (-1 / order) > 2.0 else 1.0
+        >>> options = {"controller": Doubling(dt0=1 / 32), "record": True}
+        >>> sol = sn.solve(lambda t, y: -y, torch.ones(1, dtype=torch.float64), [0.0, 2.0], **options)
+        >>> [plan.dt for plan in sol.record.accepted[:4]]
+        [0.03125, 0.0625, 0.125, 0.25]
     """
 
     adaptive: ClassVar[bool] = True
@@ -131,19 +157,17 @@ class Adaptive(Controller):
     land: bool = True
 
     def __post_init__(self) -> None:
-        _positive(self, "safety", "factor_min", "factor_max", "dt_max")
+        check_positive(self, "safety", "factor_min", "factor_max", "dt_max")
         if self.dt0 is not None:
-            _positive(self, "dt0")
+            check_positive(self, "dt0")
         if self.safety > 1.0:
             raise ValueError(f"safety: expected at most 1, found {self.safety}")
-        _number("dt_min", self.dt_min)
+        real_number("dt_min", self.dt_min)
         if not 0.0 <= self.dt_min <= self.dt_max or self.dt_min == math.inf:
             raise ValueError(f"dt_min: expected 0 <= dt_min <= dt_max = {self.dt_max}, found {self.dt_min}")
         if not self.factor_min < 1.0 < self.factor_max:
-            raise ValueError(
-                f"factor_min, factor_max: expected factor_min < 1 < factor_max, "
-                f"found {self.factor_min} and {self.factor_max}"
-            )
+            found = f"{self.factor_min} and {self.factor_max}"
+            raise ValueError(f"factor_min, factor_max: expected factor_min < 1 < factor_max, found {found}")
         if self.dt0 is not None and not self.dt_min <= self.dt0 <= self.dt_max:
             raise ValueError(
                 f"dt0: expected between dt_min = {self.dt_min} and dt_max = {self.dt_max}, found {self.dt0}"
@@ -152,7 +176,7 @@ class Adaptive(Controller):
             raise ValueError(f"at_dt_min: expected 'raise' or 'accept', found {self.at_dt_min!r}")
         if self.at_dt_min == "accept" and self.dt_min == 0.0:
             raise ValueError("at_dt_min: 'accept' does nothing without a dt_min")
-        object.__setattr__(self, "step_to", _times("step_to", self.step_to))
+        object.__setattr__(self, "step_to", finite_times("step_to", self.step_to))
 
     @abstractmethod
     def growth(self, ratio: float, order: int, history: History) -> float:
@@ -275,9 +299,7 @@ class PID(Adaptive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("pcoeff", "icoeff", "dcoeff"):
-            if not math.isfinite(_number(name, getattr(self, name))):
-                raise ValueError(f"{name}: expected a finite number, found {getattr(self, name)}")
+        check_finite(self, "pcoeff", "icoeff", "dcoeff")
 
     @classmethod
     def preset(cls, name: PIDPreset, **options: Unpack[AdaptiveOptions]) -> PID:
@@ -321,8 +343,8 @@ class FixedStep(Controller):
     step_to: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        _positive(self, "dt")
-        object.__setattr__(self, "step_to", _times("step_to", self.step_to))
+        check_positive(self, "dt")
+        object.__setattr__(self, "step_to", finite_times("step_to", self.step_to))
 
     def first(self) -> tuple[float, History]:
         return self.dt, ()
@@ -342,6 +364,14 @@ class PrescribedSteps(Controller):
         dts: lengths of the steps. `inf` means up to the next time at which a step must end, and so does the end of the
             list.
         step_to: times at which steps must end.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> problem = (lambda t, y: -y, torch.ones(1), [0.0, 1.0])
+        >>> sol = sn.solve(*problem, record=True)
+        >>> again = sn.solve(*problem, controller=sn.PrescribedSteps.recorded(sol.record))
+        >>> torch.equal(again.ys, sol.ys), again.stats.rejected
+        (True, 0)
     """
 
     adaptive: ClassVar[bool] = False
@@ -350,11 +380,8 @@ class PrescribedSteps(Controller):
     step_to: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        for i, dt in enumerate(_sequence("dts", self.dts)):
-            if not _number(f"dts[{i}]", dt) > 0.0:
-                raise ValueError(f"dts[{i}]: expected a positive step, found {dt}")
-        object.__setattr__(self, "dts", tuple(map(float, self.dts)))
-        object.__setattr__(self, "step_to", _times("step_to", self.step_to))
+        object.__setattr__(self, "dts", positive_steps("dts", self.dts))
+        object.__setattr__(self, "step_to", finite_times("step_to", self.step_to))
 
     @classmethod
     def recorded(cls, record: Record) -> PrescribedSteps:
@@ -371,30 +398,3 @@ class PrescribedSteps(Controller):
 
     def _dt(self, i: int) -> float:
         return self.dts[i] if i < len(self.dts) else math.inf
-
-
-def _positive(controller: object, *names: str) -> None:
-    for name in names:
-        value = _number(name, getattr(controller, name))
-        if not value > 0.0:
-            raise ValueError(f"{name}: expected a positive number, found {value}")
-
-
-def _times(name: str, times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    values: list[Any] = numbers(times) if isinstance(times, Tensor) else list(_sequence(name, times))
-    for i, t in enumerate(values):
-        if not math.isfinite(_number(f"{name}[{i}]", t)):
-            raise ValueError(f"{name}[{i}]: expected a finite time, found {t}")
-    return tuple(map(float, values))
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
-    return float(value)
-
-
-def _sequence(name: str, values: Any) -> Iterable[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}: expected a sequence of numbers, found {type(values).__name__}")
-    return cast("Iterable[Any]", values)

@@ -55,7 +55,7 @@ class Grid(Controller):
         return found
 
     def moving(self, ts: Tensor) -> Tensor:
-        """The grid as a function of the output times."""
+        """The grid as a function of the output times `ts`."""
         return ts if self.construct is None else self.construct(ts)
 
     def first(self) -> tuple[float, History]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from ._conditions import dot, order_conditions, require
-
-Matrix = Sequence[Sequence[float]]
+from ._polynomials import Matrix, cubic_hermite, pinned_at_end, product, quartic_through_midpoint, slope_at_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +19,45 @@ class Tableau:
     error = dt sum_i e_i k_i + dt e_end f(t1, y1).
 
     The end slope is not a stage. A first-same-as-last method needs it for its error estimate (`fsal`), other methods
-    only for their dense output, or as the first stage of the next step.
+    only for their dense output, or as the first stage of the next step. A tableau that violates an order condition, or
+    whose polynomial does not end at y1, raises an error.
+
+    Butcher, *Numerical Methods for Ordinary Differential Equations* (2016); Hairer, Nørsett and Wanner, *Solving
+    Ordinary Differential Equations I* (1993), II.1 and II.6.
+
+    Arguments:
+        name: for messages, and the name of a solver with this tableau.
+        order: the order of convergence of y1.
+        embedded_order: that of the embedded solution; `None` without an error estimate.
+        c: s nodes, the first is 0.
+        a: s rows, row i holds i entries.
+        b: s weights.
+        e: s + 1 weights b - b_hat of the error estimate; the last belongs to the end slope. `None` without one.
+        interpolant: s + 1 rows, b_i(x) = sum_m row_i[m - 1] x^m; the last belongs to the end slope.
+        interpolant_order: q in y(t0 + x dt) = p(x) + O(dt^(q + 1)).
+
+    Example:
+        >>> from seminode.tableaux import Tableau
+        >>> kutta3 = Tableau.classical(
+        ...     "kutta3", order=3, c=(0, 1 / 2, 1), a=((), (1 / 2,), (-1, 2)), b=(1 / 6, 2 / 3, 1 / 6)
+        ... )
+        >>> kutta3.stages, kutta3.error_order, kutta3.fsal
+        (3, 4, False)
+        >>> Tableau.classical("wrong", order=2, c=(0, 1), a=((), (1,)), b=(1 / 3, 2 / 3))
+        Traceback (most recent call last):
+        ...
+        ValueError: tableau 'wrong' violates sum b c = 1/2: 0.6666666666666666 instead of 0.5
     """
 
     name: str
     order: int
-    embedded_order: int | None  # None: no error estimate
-    c: tuple[float, ...]  # s nodes, the first is 0
-    a: tuple[tuple[float, ...], ...]  # s rows, row i holds i entries
-    b: tuple[float, ...]  # s weights
-    e: tuple[float, ...] | None  # s + 1 weights b - b_hat; the last belongs to the end slope
-    interpolant: tuple[tuple[float, ...], ...]  # s + 1 rows: b_i(x) = sum_m row_i[m - 1] x^m; last: end slope
-    interpolant_order: int  # q: y(t0 + x dt) = p(x) + O(dt^(q + 1))
+    embedded_order: int | None
+    c: tuple[float, ...]
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+    e: tuple[float, ...] | None
+    interpolant: tuple[tuple[float, ...], ...]
+    interpolant_order: int
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -55,8 +81,15 @@ class Tableau:
         """Make a tableau from its published form, in which the end slope may be the last stage.
 
         If the last row of `a` equals `b` and the last node is 1, the last stage is f(t1, y1). It is then removed from
-        a, b and c, and its weights become the last entries of `e` and `interpolant`. `interpolant` has one row per
-        slope, including the end slope; None means the cubic Hermite polynomial.
+        a, b and c, and its weights become the last entries of `e` and `interpolant`.
+
+        Arguments:
+            name, order: as in the class.
+            c, a, b: nodes, rows and weights as published.
+            b_hat: weights of the embedded solution, as published; `None` without an error estimate.
+            embedded_order: the order of the embedded solution.
+            interpolant: one row per slope, including the end slope; `None` is the cubic Hermite polynomial.
+            interpolant_order: its order; that of the Hermite polynomial is known.
         """
         fsal = len(b) > 1 and tuple(a[-1]) == tuple(b[:-1]) and b[-1] == 0 and c[-1] == 1
         s = len(b) - 1 if fsal else len(b)
@@ -146,65 +179,11 @@ class Tableau:
             self._require(f"b_{i}'(0) = 1 for k_0, 0 otherwise", row[0], i == 0 if self.degree > 1 else weight)
             if self.interpolant_reads_end:
                 last = i == len(self.b)
-                self._require(f"b_{i}'(1) = 1 for the end slope, 0 otherwise", _slope_at_end(row), last)
+                self._require(f"b_{i}'(1) = 1 for the end slope, 0 otherwise", slope_at_end(row), last)
 
 
 def _floats(numbers: Iterable[float]) -> tuple[float, ...]:
     return tuple(map(float, numbers))
-
-
-def _slope_at_end(row: Sequence[float]) -> float:
-    return fsum(m * coefficient for m, coefficient in enumerate(row, start=1))
-
-
-def cubic_hermite(b: Sequence[float]) -> Matrix:
-    """The cubic through y0 and y1 with slopes f0 and f1, where y1 = y0 + dt sum_i b_i k_i and f1 is the end slope.
-
-    p(x) = y0 + (3x^2 - 2x^3) (y1 - y0) + dt (x - 2x^2 + x^3) f0 + dt (x^3 - x^2) f1
-    """
-    rows = [[0.0, 3 * weight, -2 * weight] for weight in b]
-    rows[0] = [1.0, rows[0][1] - 2, rows[0][2] + 1]
-    return [*rows, [0.0, -1.0, 1.0]]
-
-
-def quartic_through_midpoint(b: Sequence[float], mid: Sequence[float]) -> Matrix:
-    """The quartic through y0, y_mid and y1 with slopes f0 and f1; y_mid = y0 + dt sum_i mid_i k_i + dt mid_end f1.
-
-    p(x) = y0 + x dt f0 + x^2 [dt (f1 - 4 f0) - 11 y0 - 5 y1 + 16 y_mid]
-         + x^3 [dt (5 f0 - 3 f1) + 18 y0 + 14 y1 - 32 y_mid] + x^4 [2 dt (f1 - f0) - 8 (y1 + y0) + 16 y_mid]
-    """
-    pairs = zip((*b, 0.0), mid, strict=True)
-    rows = [[0.0, 16 * m - 5 * w, 14 * w - 32 * m, 16 * m - 8 * w] for w, m in pairs]
-    for row, slope in ((rows[0], (1, -4, 5, -2)), (rows[-1], (0, 1, -3, 2))):
-        row[:] = (x + y for x, y in zip(row, slope, strict=True))
-    return rows
-
-
-def _product(scale: float, *factors: Sequence[float]) -> list[float]:
-    """Coefficients of x, x^2, ... in scale * x * product of the factors, which start with their constant term."""
-    result = [scale]
-    for factor in factors:
-        terms = [0.0] * (len(result) + len(factor) - 1)
-        for i, x in enumerate(result):
-            for j, y in enumerate(factor):
-                terms[i + j] += x * y
-        result = terms
-    return result
-
-
-def _pinned_at_end(interpolant: Matrix, b: Sequence[float]) -> Matrix:
-    """Make b_i(1) and b_i'(1) exact if the published digits are not: change the two highest powers.
-
-    The changes are differences of weights that fulfil the order conditions up to rounding, so the order stays the same.
-    """
-    rows = [list(row) for row in interpolant]
-    for i, (row, weight) in enumerate(zip(rows, (*b, 0.0), strict=True)):
-        d = len(row)
-        value = weight - fsum(row)
-        slope = (i == len(b)) - _slope_at_end(row)
-        row[d - 2] += d * value - slope
-        row[d - 1] += slope - (d - 1) * value
-    return rows
 
 
 # Euler, Heun, Runge, Kutta: Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I (1993), II.1.
@@ -304,13 +283,13 @@ TSIT5 = Tableau.classical(
            -2.707712349983525455, 1.866628418170587036, 1 / 66),
     embedded_order=4,
     interpolant=(
-        _product(-1.0530884977290216, (-1.3299890189751412, 1), (0.7139816917074209, -1.4364028541716351, 1)),
-        _product(0.1017, (0, 1), (1.2949852507374631, -2.1966568338249754, 1)),
-        _product(2.490627285651252793, (0, 1), (1.57803468208092486, -2.38535645472061657, 1)),
-        _product(-16.54810288924490272, (0, 1), (-1.21712927295533244, 1), (-0.61620406037800089, 1)),
-        _product(47.37952196281928122, (0, 1), (-1.203071208372362603, 1), (-0.658047292653547382, 1)),
-        _product(-34.87065786149660974, (0, 1), (-1.2, 1), (-2 / 3, 1)),
-        _product(2.5, (0, 1), (-1, 1), (-0.6, 1)),
+        product(-1.0530884977290216, (-1.3299890189751412, 1), (0.7139816917074209, -1.4364028541716351, 1)),
+        product(0.1017, (0, 1), (1.2949852507374631, -2.1966568338249754, 1)),
+        product(2.490627285651252793, (0, 1), (1.57803468208092486, -2.38535645472061657, 1)),
+        product(-16.54810288924490272, (0, 1), (-1.21712927295533244, 1), (-0.61620406037800089, 1)),
+        product(47.37952196281928122, (0, 1), (-1.203071208372362603, 1), (-0.658047292653547382, 1)),
+        product(-34.87065786149660974, (0, 1), (-1.2, 1), (-2 / 3, 1)),
+        product(2.5, (0, 1), (-1, 1), (-0.6, 1)),
     ),
     interpolant_order=4,
 )
@@ -319,7 +298,7 @@ TSIT5 = Tableau.classical(
 # interpolant from Bogacki, Shampine, Interpolating high-order Runge-Kutta formulas, Comput. Math. Appl. 20
 # (1990). Its order is 5, the highest that these 13 stages and the end slope allow: inside the step, the
 # conditions of order 6 contradict each other. The published digits agree with b to 1e-12 and with the end slope
-# to 3e-11 only, so _pinned_at_end corrects them.
+# to 3e-11 only, so pinned_at_end corrects them.
 _DOPRI8_B = (
     14005451 / 335480064, 0, 0, 0, 0, -59238493 / 1068277825, 181606767 / 758867731, 561292985 / 797845732,
     -1041891430 / 1371343529, 760417239 / 1151165299, 118820643 / 751138087, -528747749 / 2220607170, 1 / 4,
@@ -383,7 +362,7 @@ DOPRI8 = Tableau.classical(
            656045339 / 265891186, -3867574721 / 1518517206, 465885868 / 322736535, 53011238 / 667516719,
            2 / 45, 0),
     embedded_order=7,
-    interpolant=_pinned_at_end(_DOPRI8_INTERPOLANT, _DOPRI8_B),
+    interpolant=pinned_at_end(_DOPRI8_INTERPOLANT, _DOPRI8_B),
     interpolant_order=5,
 )
 # fmt: on

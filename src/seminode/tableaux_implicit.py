@@ -13,7 +13,7 @@ from math import fsum, sqrt
 import torch
 
 from ._conditions import order_conditions, require
-from .tableaux import Matrix
+from ._polynomials import Matrix
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,42 @@ class ImplicitTableau:
     k_i = f(t0 + c_i dt, y0 + dt sum_j a_ij k_j),  y1 = y0 + dt sum_i b_i k_i,  error = dt sum_i e_i k_i.
 
     Diagonally implicit methods have a lower triangular `a` with one number gamma on its diagonal, except for the first
-    stage, which may be explicit. The stages of all others are coupled. `filtered` says that the error estimate is to be
-    multiplied by (I - gamma dt J)^-1, without which stiff components would dominate it; such an estimate may also read
-    f(t0, y0), with weight `e_start`.
+    stage, which may be explicit. The stages of all others are coupled. A tableau that violates an order condition
+    raises an error. Hairer and Wanner, *Solving Ordinary Differential Equations II* (1996), IV.3 and IV.8.
+
+    Arguments:
+        name: for messages, and the name of a solver with this tableau.
+        order: the order of convergence of y1.
+        c: s nodes.
+        a: s rows of s entries.
+        b: s weights.
+        interpolant: s rows, b_i(x) = sum_m row_i[m - 1] x^m.
+        interpolant_order: q in y(t0 + x dt) = p(x) + O(dt^(q + 1)).
+        embedded_order: that of the embedded solution; `None` without an error estimate.
+        e: s weights b - b_hat of the error estimate, or a multiple of them; `None` without one.
+        e_start: the weight of f(t0, y0) in a filtered estimate.
+        filtered: whether the error estimate is to be multiplied by (I - gamma dt J)^-1, without which stiff components
+            would dominate it.
+
+    Example:
+        >>> import seminode as sn
+        >>> from seminode.solvers import ImplicitRungeKutta
+        >>> class Backward(ImplicitRungeKutta):  # Euler's, with a line between the ends of a step
+        ...     tableau = ImplicitTableau("backward", 1, (1.0,), ((1.0,),), (1.0,), ((1.0,),), 1)
+        >>> sol = sn.solve(lambda t, y: -y, torch.ones(1), [0.0, 1.0], solver=Backward(), controller=sn.FixedStep(0.5))
+        >>> round(sol.ys[-1].item(), 4)  # 1 / 1.5²
+        0.4444
     """
 
     name: str
     order: int
     c: tuple[float, ...]
-    a: tuple[tuple[float, ...], ...]  # s rows of s entries
+    a: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
-    interpolant: tuple[tuple[float, ...], ...]  # s rows: b_i(x) = sum_m row_i[m - 1] x^m
+    interpolant: tuple[tuple[float, ...], ...]
     interpolant_order: int
-    embedded_order: int | None = None  # None: no error estimate
-    e: tuple[float, ...] | None = None  # b - b_hat, or a multiple of it
+    embedded_order: int | None = None
+    e: tuple[float, ...] | None = None
     e_start: float = 0.0
     filtered: bool = False
 

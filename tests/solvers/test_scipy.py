@@ -204,3 +204,10 @@ def test_options_reach_scipy() -> None:
     assert float(steps.max()) <= 0.05 + 1e-12
     assert repr(sn.SciPy("RK45", max_step=0.05)) == "SciPy('RK45', max_step=0.05)"
     assert sn.SciPy() == sn.SciPy("LSODA") != sn.SciPy("BDF")
+
+
+def test_a_long_interval_is_one_piece() -> None:
+    """SciPy's solver would start again at the end of every piece."""
+    expected = solve_ivp(swing_numpy, (0.0, 30.0), Y0.numpy(), "RK45", rtol=1e-6, atol=1e-8)
+    sol = sn.solve(swing, Y0, [0.0, 30.0], solver=sn.SciPy("RK45"), rtol=1e-6, atol=1e-8)
+    assert sol.stats.accepted == len(expected.t) - 1

@@ -60,13 +60,25 @@ class ImplicitEvaluate(Protocol):
 
 
 class StepResult(NamedTuple):
-    """What a solver makes of a step.
+    """The result of one step of a solver.
 
-    `slopes` are what `error` and the interpolant read; `memory` is for the next step. A solver that could not compute
-    the step (an iteration did not converge, say) gives the reason in `failure`: the step is rejected as if its error
-    were infinite, and a controller with fixed steps raises [`StepFailure`][seminode.StepFailure]. `interpolant` is the
-    matrix of the step's polynomial where it is not that of the solver; it has as many columns. `error` is the estimate
-    of the local error, if it is not what `Solver.error` makes of the slopes.
+    Attributes:
+        y1: the state at the end.
+        slopes: what `error` and the interpolant read.
+        memory: for the next step.
+        failure: the reason, if the solver could not compute the step (an iteration did not converge, say). The step is
+            rejected as if its error were infinite, and a controller with fixed steps raises
+            [`StepFailure`][seminode.StepFailure].
+        interpolant: the matrix of the step's polynomial where it is not that of the solver; it has as many columns.
+        error: the estimate of the local error, if it is not what `Solver.error` makes of the slopes.
+
+    Example:
+        One step of a solver by hand; `evaluate` returns the field at node c of the step:
+
+        >>> import torch, seminode as sn
+        >>> result = sn.Heun().step(lambda c, y, stage: -y, 0.1, torch.tensor([1.0]), None)
+        >>> result.y1, result.slopes  # 1 − 0.1 + 0.1²/2
+        (tensor([0.9050]), [tensor([-1.]), tensor([-0.9000])])
     """
 
     y1: Tensor
@@ -98,6 +110,27 @@ class Solver(ABC):
     that carries more overrides the methods below `error`.
 
     All methods are pure: tensors in, tensors out, and no input is changed.
+
+    Example:
+        Euler's method, without an error estimate, and a straight line between the ends of a step:
+
+        >>> import torch, seminode as sn
+        >>> from seminode.extending import Solver, StepResult, length
+        >>> class Euler(Solver):
+        ...     order, stages, error_order, error_needs_end_slope = 1, 1, None, False
+        ...     weights, error_weights, interpolant, interpolant_order = (1.0,), None, ((1.0,),), 1
+        ...
+        ...     def step(self, evaluate, dt, y0, memory):
+        ...         k = evaluate(0.0, y0, stage=0) if memory is None else memory
+        ...         return StepResult(y0 + length(dt) * k, [k])
+        ...
+        ...     def error(self, dt, slopes):
+        ...         raise NotImplementedError
+        >>> y0 = torch.ones(1, requires_grad=True)
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 0.5, 1.0], solver=Euler(), controller=sn.FixedStep(0.5))
+        >>> sol.ys[-1].backward()
+        >>> sol.ys[-1].item(), y0.grad.item()  # 0.5², with any adjoint but Reversible
+        (0.25, 0.25)
     """
 
     order: int
@@ -133,13 +166,22 @@ class Solver(ABC):
         return type(self).__name__.lower()
 
     @abstractmethod
-    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Memory) -> StepResult: ...
+    def step(self, evaluate: Evaluate, dt: StepSize, y0: Tensor, memory: Memory) -> StepResult:
+        """One step of length `dt` from `y0`.
+
+        Arguments:
+            evaluate: `evaluate(c, y, stage=i)`, the field at node c of the step.
+            dt: the signed length; `length(dt)` of `seminode.extending` is a number or a tensor to calculate with.
+            y0: the state, one flat tensor; a single tensor keeps its shape.
+            memory: what the step before has left, or `start`.
+        """
 
     @abstractmethod
-    def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor: ...
+    def error(self, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
+        """The estimate of the local error from the `slopes` of a step of length `dt`."""
 
     def start(self, y0: Tensor) -> Memory:
-        """The memory before the first step."""
+        """The memory before the first step, from the initial state `y0`."""
         return None
 
     def with_slope(self, memory: Memory, slope: Tensor) -> Memory:
@@ -147,11 +189,11 @@ class Solver(ABC):
         return slope
 
     def retry(self, memory: Memory, result: StepResult) -> Memory:
-        """The memory for another, shorter step from the same state: what this attempt has learned is kept."""
+        """The memory for another, shorter step from the same state: what the attempt `result` has learned is kept."""
         return memory if result.failure is not None else self.with_slope(memory, result.slopes[0])
 
     def anchor(self, y: Tensor, memory: Memory) -> Tensor:
-        """Where the first slope of the next step is evaluated."""
+        """Where the first slope of the next step is evaluated: by default in the state `y`, whatever the memory."""
         return y
 
     def across_jump(self, memory: Memory) -> Memory:
@@ -159,7 +201,10 @@ class Solver(ABC):
         return self.recall(self.carried(memory))
 
     def sampled(self, dt: float, y0: Tensor, memory: Memory, result: StepResult) -> tuple[float, Tensor, Tensor]:
-        """One evaluation of a step: its node, its state and its slope. Some adjoints recognise the field by them."""
+        """One evaluation of a step: its node, its state and its slope. Some adjoints recognise the field by them.
+
+        `dt`, `y0`, `memory` and `result` are what `step` was given and has returned.
+        """
         return 0.0, self.anchor(y0, memory), result.slopes[0]
 
     def carried(self, memory: Memory) -> tuple[Tensor, ...]:

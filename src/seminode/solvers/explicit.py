@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import tableaux
+from .._polynomials import cubic_hermite
 from .._stepping.combination import SparseWeights, StepSize, combine, scaled_sum, sparse
 from ..tableaux import Tableau
 from .base import Evaluate, Solver, StepResult
@@ -92,7 +93,25 @@ def runge_kutta_vjp(
 
 
 class ExplicitRungeKutta(Solver):
-    """An explicit Runge–Kutta method given by its [`Tableau`][seminode.tableaux.Tableau]."""
+    """An explicit Runge–Kutta method given by its [`Tableau`][seminode.tableaux.Tableau], with s stages,
+
+        kᵢ = f(t0 + cᵢ·dt, y0 + dt·Σⱼ aᵢⱼ·kⱼ),    y1 = y0 + dt·Σᵢ bᵢ·kᵢ.
+
+    Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.1.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> from seminode.solvers import ExplicitRungeKutta
+        >>> from seminode.tableaux import Tableau
+        >>> class Kutta3(ExplicitRungeKutta):
+        ...     tableau = Tableau.classical(
+        ...         "kutta3", order=3, c=(0, 1 / 2, 1), a=((), (1 / 2,), (-1, 2)), b=(1 / 6, 2 / 3, 1 / 6)
+        ...     )
+        >>> y0, ts = torch.ones(1, dtype=torch.float64), [0.0, 1.0]
+        >>> sol = sn.solve(lambda t, y: -y, y0, ts, solver=Kutta3(), controller=sn.FixedStep(0.1))
+        >>> sol.stats.nfe, abs(sol.ys[-1].item() - 0.367879) < 3e-5
+        (30, True)
+    """
 
     batches = True
     tableau: ClassVar[Tableau]
@@ -271,7 +290,7 @@ def with_interpolant(kind: type[ExplicitRungeKutta], name: Literal["linear", "cu
     weights = kind.tableau.b
     if name not in ("linear", "cubic"):
         raise ValueError(f"name: expected 'linear' or 'cubic', found {name!r}")
-    matrix = [*((b,) for b in weights), (0.0,)] if name == "linear" else tableaux.cubic_hermite(weights)
+    matrix = [*((b,) for b in weights), (0.0,)] if name == "linear" else cubic_hermite(weights)
     order = 1 if name == "linear" else min(kind.tableau.order, 3)
 
     class Interpolated(kind):

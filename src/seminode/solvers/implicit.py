@@ -62,18 +62,23 @@ class ImplicitRungeKutta(Solver):
 
     The stages are solved for by simplified Newton iterations. The Jacobian and its factorisation are reused from step
     to step until convergence slows. If the iterations do not converge with a new Jacobian either, the step counts as
-    rejected and a shorter one is tried. With fixed steps the iterations go on to rounding; with adaptive steps they
+    rejected and a shorter one is tried. With fixed steps the iterations continue to rounding; with adaptive steps they
     stop at a fraction of the tolerance. Gradients are those of the stage equations, by the implicit function theorem.
 
     Arguments:
         jacobian: `jacobian(t, y, *args)`, the matrix ∂f/∂y of shape (n, n) for the n numbers of y, or (B, d, d) for a
             batch whose samples do not depend on each other. By default it is computed by automatic differentiation. An
-            approximation will do: it is used to find the stages, not to differentiate them.
+            approximation is enough: it is used to find the stages, not to differentiate them.
         linear_solver: `"dense"` factorises the (n, n) Jacobian; `"batched"` one (d, d) block for each sample of the
-            first axis, which requires that the field treats them on their own; `"gmres"` needs products with the
+            first axis, which requires that the field treats samples independently; `"gmres"` needs products with the
             Jacobian only, so that memory grows with n. `"auto"` takes `"batched"` where the field is found to be
             separable, else `"dense"` up to n = 1024, and `"gmres"` beyond.
         newton_tolerance: which part of the tolerance of a step the iterations may leave as an error.
+
+    >>> import torch, seminode as sn
+    >>> solver = sn.Kvaerno5(jacobian=lambda t, y: -1000 * torch.eye(2))
+    >>> sn.solve(lambda t, y: -1000 * y, torch.ones(2), [0.0, 1.0], solver=solver).stats.accepted < 50
+    True
     """
 
     tableau: ClassVar[ImplicitTableau]
@@ -351,8 +356,7 @@ class Kvaerno5(ImplicitRungeKutta):
         ...     first, second, third = 0.04 * a, 1e4 * b * c, 3e7 * b * b
         ...     return torch.stack([second - first, first - second - third, third])
         >>> y0 = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-        >>> sol = sn.solve(robertson, y0, [0.0, 1e4], solver="kvaerno5", atol=1e-10)
-        >>> sol.stats.accepted < 100
+        >>> sn.solve(robertson, y0, [0.0, 1e4], solver="kvaerno5", atol=1e-10).stats.accepted < 100
         True
     """
 

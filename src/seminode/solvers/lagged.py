@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .._polynomials import cubic_hermite, quartic_through_midpoint
 from .._stepping.combination import MovingStep, SparseWeights, StepSize, combine, sparse
 from .._stepping.interpolation import weights_at
 from ..errors import warn
-from ..tableaux import BOSH3, DOPRI8, Tableau, cubic_hermite, quartic_through_midpoint
+from ..tableaux import BOSH3, DOPRI8, Tableau
 from .adams import MAX_ORDER, rule
 from .base import Evaluate, Solver, StepResult
 from .explicit import RK38, AdaptiveHeun, ExplicitRungeKutta, Fehlberg2, runge_kutta_step

@@ -57,6 +57,9 @@ class SciPy(Solver):
 
     Needs SciPy: `pip install seminode[scipy]`.
 
+    Reference: Virtanen et al., *SciPy 1.0: fundamental algorithms for scientific computing in Python*, Nature Methods
+    17, 2020.
+
     Example:
         >>> import torch, seminode as sn
         >>> y0 = torch.ones(1, dtype=torch.float64)
