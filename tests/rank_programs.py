@@ -43,6 +43,18 @@ ADJOINTS: dict[str, Any] = {
     "Quadrature dense": sn.Quadrature(z="dense", rule="gauss"),
     "Reversible": sn.Reversible(),
 }
+#: Models of the library, as functions of the options of `solve`.
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "NeuralODE": lambda **options: sn.models.NeuralODE(Network(), regularisers=[sn.models.KineticEnergy()], **options),
+    "CNF": lambda **options: sn.models.CNF(sn.models.ConcatMLP(3, (8,)), trace="exact", **options),
+    "OTFlow": lambda **options: sn.models.OTFlow(3, width=8, **options),
+    "NeuralCDE": lambda **options: sn.models.NeuralCDE(3, hidden=4, outputs=2, **options),
+    "LogNCDE": lambda **options: sn.models.LogNCDE(3, 4, 2, window_length=2.0, **options),
+    "ODERNN": lambda **options: sn.models.ODERNN(3, hidden=4, outputs=2, **options),
+    "HamiltonianNet": lambda **options: sn.models.HamiltonianNet(1, hidden=(8,), **options),
+}
+#: With which of them every model is tried: one that is discrete and one that is continuous.
+OF_MODELS = ("Direct", "Backsolve")
 #: With which of them the short test compiles; with the others a slow one does.
 COMPILED = ("Replay", "Backsolve")
 
@@ -114,6 +126,12 @@ def own(x: Tensor) -> Tensor:
     return x.chunk(dist.get_world_size())[dist.get_rank()]
 
 
+def one_each_and_the_rest(x: Tensor) -> Tensor:
+    """The first samples, one for each rank but the last, which has all others."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    return x[rank:] if rank == last else x[rank : rank + 1]
+
+
 def whole(x: Any) -> Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
@@ -164,6 +182,32 @@ def trained(name: str, wrapper: str, compile: bool) -> dict[str, Any]:
         "backward": (counts(model.stats.backward), counts(alone.stats.backward)),
         "kinds": sharded,
     }
+
+
+def library_model(name: str, adjoint: str) -> dict[str, Any]:
+    """The same of a model of the library."""
+    series, running = name in ("NeuralCDE", "LogNCDE", "ODERNN"), name == "NeuralODE"
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if name == "HamiltonianNet":
+            return model(x[:, :2], [0.0, 1.0]).pow(2).mean()
+        x = torch.stack((x, x.sin(), x.cos()), 1) if series else x
+        y, costs = model(x, costs=True) if running else (model(x), {})
+        return y.pow(2).mean() + sum(cost.mean() for cost in costs.values())
+
+    found = []
+    for norm in (None, sn.norms.distributed()):
+        torch.manual_seed(0)
+        model: Any = MODELS[name](**options_of(adjoint, norm=norm)).double()
+        # The bias of an energy has no influence; with `Direct` it has no gradient.
+        unused = name == "HamiltonianNet" and adjoint == "Direct"
+        wrapped = DistributedDataParallel(model, find_unused_parameters=unused) if norm else model
+        loss(wrapped, own(batch()) if norm else batch()).backward()
+        steps = [[counts(each) for each in (stats, stats.backward)] for stats in model.stats]
+        found.append((steps, [p.grad for p in model.parameters()]))
+    (steps, grads), (own_steps, own_grads) = found
+    pairs = zip(own_grads, grads, strict=True)
+    return {"error": max(distance(p, q) for p, q in pairs if q is not None and q.any()), "steps": (own_steps, steps)}
 
 
 def counts(stats: Any) -> tuple[int, ...] | None:
@@ -240,7 +284,7 @@ def steps(norm: Any, alone: Any, uneven: bool = False, compile: bool = False) ->
         return x, torch.zeros(len(x), dtype=x.dtype)
 
     x = batch()
-    part = own(x) if not uneven else x[:1] if dist.get_rank() == 0 else x[1:] if dist.get_rank() == 1 else x[:0]
+    part = own(x) if not uneven else one_each_and_the_rest(x)
     with seconds_saved():
         there = sn.solve(field, state(part), [0.0, 2.0], norm=norm, compile=compile, record=True)
         here = sn.solve(field, state(x), [0.0, 2.0], norm=alone, compile=compile, record=True)
@@ -259,6 +303,93 @@ def fixed_steps() -> None:
     solution.ys[row].sum().backward()
     assert solution.stats.backward is not None
     assert solution.stats.backward.accepted == 10
+
+
+def nan_on_last_rank(**options: Any) -> int:
+    """Fixed steps of a field that communicates, in whose own part the last rank arrives at a NaN at t = 0.5."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        apart = torch.where(y[:, 1:] > (0.45 if last else 9.0), math.nan, 1.0)
+        return torch.cat([over_samples(y[:, :1]) - y[:, :1], apart], 1)
+
+    y0 = torch.zeros(2, 2, dtype=torch.float64)
+    fixed: Any = {"solver": "rk4", "controller": sn.FixedStep(0.1), "norm": sn.norms.distributed()}
+    return sn.solve(field, y0, [0.0, 1.0], **fixed, **options).stats.accepted
+
+
+def nan_gradient_on_last_rank(**options: Any) -> None:
+    """A field that communicates, whose derivative is infinite on the last rank."""
+    shift = 0.0 if dist.get_rank() == dist.get_world_size() - 1 else 1.0
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        root = (y[:, 1:] - y[:, 1:].detach() + shift).sqrt()
+        return torch.cat([over_samples(y[:, :1]) - y[:, :1], 0.0 * root], 1)
+
+    y0 = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    sn.solve(field, y0, [0.0, 1.0], norm=sn.norms.distributed(), **options).ys[-1].sum().backward()
+
+
+def uneven_memory(memory: str) -> dict[str, Any]:
+    """A field that communicates, with so little memory for activations that a rank with few samples has more room."""
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return over_samples(y) - y + torch.sin(y)
+
+    x = batch()
+    part = (x[:1] if dist.get_rank() == 0 else x[1:]).clone().requires_grad_()
+    options: dict[str, Any] = {"adjoint": sn.Direct(memory=memory), "norm": sn.norms.distributed()}
+    there = sn.solve(field, part, [0.0, 1.0], **options)
+    there.ys[-1].pow(2).sum().backward()
+    x.requires_grad_()
+    sn.solve(lambda t, y: y.mean(0) - y + torch.sin(y), x, [0.0, 1.0]).ys[-1].pow(2).sum().backward()
+    assert x.grad is not None
+    assert there.stats.backward is not None
+    wanted = x.grad[:1] if dist.get_rank() == 0 else x.grad[1:]
+    return {"error": distance(part.grad, wanted), "kept": there.stats.backward.kept}
+
+
+def different(**option: Any) -> None:
+    """A solve with another value of an option on the first rank."""
+    options: dict[str, Any] = {name: pair[dist.get_rank() > 0] for name, pair in option.items()}
+    y0, ts = options.pop("y0", own(batch())), options.pop("ts", [0.0, 1.0])
+    single = isinstance(y0, Tensor)
+    options.setdefault("norm", sn.norms.distributed())
+    sn.solve((lambda t, y: -y) if single else (lambda t, y: tuple(-x for x in y)), y0, ts, **options)
+
+
+def in_background() -> list[str]:
+    """What is said about compilation in another process."""
+    with seconds_saved(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options: dict[str, Any] = {"norm": sn.norms.distributed(), "compile": "background"}
+        sn.solve(lambda t, y: torch.sin(y), own(batch()), [0.0, 1.0], **options)
+    return [str(each.message) for each in caught]
+
+
+def checked_groups() -> int:
+    """With the check, groups that need not do the same."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return checked(sn.norms.distributed(group=groups[dist.get_rank()]))
+
+
+def failures(run: Cases) -> None:
+    """Failures of one rank, which are those of all; and solves that are not the same on all ranks."""
+    run("fixed steps, NaN", nan_on_last_rank)
+    run("fixed steps, NaN, no exception", nan_on_last_rank, throw=False)
+    fixed: Any = {"solver": "rk4", "controller": sn.FixedStep(0.1)}
+    for name, options in {"Replay": {}, "fixed Replay": fixed, "fixed Backsolve": fixed, "Backsolve": {}}.items():
+        run(f"NaN gradient, {name}", nan_gradient_on_last_rank, adjoint=ADJOINTS[name.split()[-1]], **options)
+    for memory in ("3kB", "12kB"):
+        run(f"uneven memory, {memory}", uneven_memory, memory)
+    event, x = sn.Event(lambda t, y: t - 0.5), torch.ones(2)
+    run("different event", different, event=(event, None))
+    run("different ts", different, ts=([0.0, 1.0], [0.0, 2.0]))
+    run("different y0", different, y0=((x, x), x))
+    run("different norm", different, norm=(sn.norms.distributed("max"), sn.norms.distributed()))
+    run("different solver", different, solver=("tsit5", "dopri5"))
+    run("background", in_background)
+    run("check, groups", checked_groups)
 
 
 def bad_start() -> None:
@@ -396,6 +527,9 @@ def everything(run: Cases) -> None:
         run(f"field and model sharded, {name}", sharded_field, name, both=True)
         run(f"communicating, {name}", communicating, name)
         run(f"communicating, last rank only, {name}", communicating, name, last_rank_only=True)
+    for name in MODELS:
+        for adjoint in OF_MODELS:
+            run(f"{name}, {adjoint}", library_model, name, adjoint)
     run("sharded without norm", sharded_without_norm)
     distributed, without = sn.norms.distributed, sn.norms.Without((False, True))
     for norm in (None, "rms", "max", "mixed", "mixed_per_tensor", "auto"):
@@ -405,6 +539,7 @@ def everything(run: Cases) -> None:
     for norm in ("rms", "auto", "max"):
         run(f"steps, {norm}, uneven", steps, distributed(norm), norm, uneven=True)
     run("fixed steps", fixed_steps)
+    failures(run)
     run("bad start", bad_start)
     run("blow up", blow_up)
     run("too many steps", too_many_steps)

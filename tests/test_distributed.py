@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from project import ROOT
-from rank_programs import ADJOINTS, COMPILED, Results, spawn
+from rank_programs import ADJOINTS, COMPILED, MODELS, OF_MODELS, Results, spawn
 
 import seminode as sn
 
@@ -50,6 +50,14 @@ def test_gradient_is_that_of_one_process(results: list[Results], name: str) -> N
     check_training(results, name)
 
 
+@pytest.mark.parametrize("adjoint", OF_MODELS)
+@pytest.mark.parametrize("model", MODELS)
+def test_models_of_the_library(results: list[Results], model: str, adjoint: str) -> None:
+    for found in good(results, f"{model}, {adjoint}"):
+        assert found["error"] < 1e-12
+        assert found["steps"][0] == found["steps"][1]
+
+
 @pytest.mark.parametrize("adjoint", ADJOINTS)
 @pytest.mark.parametrize("where", ["communicating", "communicating, last rank only"])
 def test_field_that_communicates(results: list[Results], where: str, adjoint: str) -> None:
@@ -83,6 +91,22 @@ def test_fixed_steps_go_backward_alike(results: list[Results]) -> None:
     [
         ("sharded without norm", "ValueError: field: calls FSDPNetwork.*norm=sn.norms.distributed"),
         ("bad start", r"NonFiniteState: y0 holds a NaN or an infinity \((on another rank|leaf y0)"),
+        ("fixed steps, NaN", r"NonFiniteState: the state became NaN or infinite at t = 0\.[56]"),
+        ("NaN gradient, Replay", "NonFiniteState: on the backward pass: the gradient with respect to the state"),
+        ("NaN gradient, fixed Replay", "NonFiniteState: on the backward pass: the gradient with respect to the state"),
+        ("NaN gradient, Backsolve", "NonFiniteState: on the backward pass: just after t = 1 the field"),
+        ("NaN gradient, fixed Backsolve", "NonFiniteState: on the backward pass: the state became NaN"),
+        ("different event", r"ValueError: norm: .*must make the same solve, .*: on this rank event = \["),
+        ("different ts", r"ValueError: norm: .*must make the same solve, .*: on this rank ts = \(0.0, [12].0\)$"),
+        (
+            "different y0",
+            r"ValueError: norm: .*must make the same solve, .*: on this rank y0 = \(torch.float32, [12]\)$",
+        ),
+        (
+            "different norm",
+            r"ValueError: norm: .*must make the same solve, .*: on this rank norm = distributed\((max)?\)$",
+        ),
+        ("different solver", r"ValueError: norm: .*must make the same solve, .*: on this rank solver = (Dopri|Tsit)5"),
         ("blow up", "(StepSizeUnderflow|NonFiniteState): "),
         ("too many steps", "MaxStepsReached: .*looks stiff.*eigenvalue of about -1e"),
         ("mean event, local", "ValueError: event.0..fn: .*expected the same value on all ranks"),
@@ -100,7 +124,29 @@ def test_fixed_steps_go_backward_alike(results: list[Results]) -> None:
 def test_errors_are_raised_on_all_ranks(results: list[Results], name: str, message: str) -> None:
     for found in results:
         assert isinstance(found[name], str)
-        assert re.match(message, found[name]), found[name]
+        assert re.match(message, found[name], re.MULTILINE), found[name]
+
+
+def test_solution_ends_on_all_ranks_where_one_has_failed(results: list[Results]) -> None:
+    steps = good(results, "fixed steps, NaN, no exception")
+    assert len(set(steps)) == 1
+    assert 4 <= steps[0] <= 6
+
+
+@pytest.mark.parametrize("memory", ["3kB", "12kB"])
+def test_ranks_keep_activations_of_the_same_steps(results: list[Results], memory: str) -> None:
+    found = good(results, f"uneven memory, {memory}")
+    assert len({x["kept"] for x in found}) == 1
+    assert max(x["error"] for x in found) < 1e-12
+
+
+def test_no_copy_of_a_process_takes_part_in_reductions(results: list[Results]) -> None:
+    for messages in good(results, "background"):
+        assert any("a norm of one process" in x for x in messages)
+
+
+def test_check_leaves_other_groups_alone(results: list[Results]) -> None:
+    assert len(set(good(results, "check, groups"))) == len(results)
 
 
 def test_event_of_all_ranks(results: list[Results]) -> None:

@@ -13,7 +13,7 @@ from seminode import norms
 from seminode._error_norm import ROW_PART, ErrorNorm
 from seminode._field.pytree import Layout
 from seminode._ranks import ALONE
-from seminode.norms import AdjointState
+from seminode.norms import AdjointState, Moments
 
 
 def vector(*values: float) -> Tensor:
@@ -259,6 +259,70 @@ def test_moments_make_the_norm_of_one_process() -> None:
         assert math.isclose(moments.value(moments(y), counts, ALONE), float(norm(y)), rel_tol=1e-14)
 
 
+@pytest.mark.parametrize("norm", [norms.seminorm, norms.seminorm_rms])
+def test_moments_make_the_norm_of_an_adjoint_state(norm: Any) -> None:
+    """Which does not read the gradients of times and parameters; z may have no leaves, or be the larger part."""
+    large = vector(1e9, -1e9)
+    for z in (vector(3.0, -4.0, 0.5), (vector(30.0), vector(1.0, 2.0)), ()):
+        y = AdjointState(a_t=large, z=z, a_z=vector(6.0, -1.0), a_params=(large,))
+        moments = Moments(norm)
+        found = moments.value(moments(y), ALONE.sums(moments.counts(y)), ALONE)
+        assert found == pytest.approx(float(norm(y)), rel=1e-14)
+
+
+def test_moments_of_ranks_without_entries() -> None:
+    """A rank may hold none of a leaf; the largest of nothing is zero."""
+    for norm in (norms.rms, norms.max, norms.mixed_per_tensor):
+        moments = Moments(norm)
+        y = (EMPTY, EMPTY)
+        counts = [] if norm is norms.max else ALONE.sums(moments.counts(y))
+        assert moments(y).dtype == torch.float64
+        assert moments.value(moments(y), counts, ALONE) == 0.0
+        assert not any(counts)
+
+
+def test_norms_that_read_part_of_an_adjoint_state() -> None:
+    state = AdjointState(a_t=vector(7.0), z=vector(1.0), a_z=vector(2.0), a_params=vector(3.0))
+    for segment in ("a_t", "z", "a_z", "a_params"):
+        reading = norms.Reading(lambda y, name=segment: norms.max(getattr(y, name)), time=True)
+        assert float(reading(state)) == float(getattr(state, segment))
+    assert (norms.Reading(norms.rms).time, norms.Reading(norms.rms).params) == (False, False)
+    assert (norms.Reading(norms.rms, params=True).time, norms.Reading(norms.rms, params=True).params) == (False, True)
+
+
+def test_what_is_left_out_is_not_everything() -> None:
+    with pytest.raises(ValueError, match=r"^integrals: expected at least one leaf .*, found \(True, True\)$"):
+        norms.Without((True, True))
+    without = norms.Without([True, False])
+    assert repr(without) == "Without((True, False))"
+    assert hash(without) == hash(norms.Without((True, False)))
+    assert without != norms.Without((False, True))
+    assert float(without((vector(9.0), vector(3.0, 4.0)))) == pytest.approx(math.sqrt(12.5))
+
+
+def test_a_distributed_norm_is_named_by_its_norm() -> None:
+    names = {None: "", "auto": "auto", "rms": "rms", norms.Without((True, False)): "Without((True, False))"}
+    for norm, name in names.items():
+        assert repr(norms.distributed(norm)) == f"distributed({name})"
+    with pytest.raises(
+        TypeError, match=r"^norms.distributed\('auto'\) depends on a field: it is an argument of solve$"
+    ):
+        norms.distributed("auto")(vector(1.0))
+    group: Any = object()
+    assert norms.Distributed(norms.rms, group).over(norms.max) == norms.Distributed(norms.max, group)
+
+
+def test_only_norms_of_the_library_depend_on_the_state_only() -> None:
+    own = (*norms.FORWARD.values(), *norms.BACKWARD.values(), norms.Without((True, False)))
+    for norm in own:
+        assert norms.depends_on_state_only(norm)
+        assert norms.depends_on_state_only(Moments(norm))
+        assert norms.depends_on_state_only(norms.EachSample(norm))
+    for other in (lambda y: y.sum(), norms.Reading(norms.rms)):
+        assert not norms.depends_on_state_only(other)
+        assert not norms.depends_on_state_only(norms.EachSample(other))
+
+
 def test_moments_keep_nan() -> None:
     y = torch.tensor([1.0, math.nan])
     moments = norms.Moments(norms.rms)
@@ -282,3 +346,51 @@ def test_a_distributed_norm_refuses_what_is_no_group_and_no_norm() -> None:
         norms.distributed(norms.distributed())
     with pytest.raises(TypeError, match=r"^norm: expected one of .*all_reduce itself"):
         norms.distributed(lambda y: y.sum())
+
+
+def test_moments_are_equal_if_their_norms_are() -> None:
+    assert Moments(norms.rms) == Moments(norms.rms)
+    assert hash(Moments(norms.rms)) == hash(Moments(norms.rms))
+    assert Moments(norms.rms) != Moments(norms.max)
+    assert Moments(norms.rms) != norms.rms
+
+
+@pytest.mark.parametrize("name", [*norms.FORWARD, None])
+def test_a_distributed_norm_of_one_process_is_that_norm(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a name, that of `solve`."""
+    monkeypatch.setattr(norms, "Ranks", lambda group: ALONE)
+    expected = norms.FORWARD[name or "mixed_per_tensor"](PAIR)
+    found = norms.distributed(name)(PAIR)
+    assert (found.shape, found.dtype) == ((), torch.float64)
+    assert float(found) == pytest.approx(float(expected), rel=1e-14)
+
+
+def test_norms_of_samples_are_equal_if_those_of_a_sample_are() -> None:
+    each = norms.EachSample(norms.rms)
+    assert each == norms.EachSample(norms.rms)
+    assert hash(each) == hash(norms.EachSample(norms.rms))
+    assert each != norms.EachSample(norms.max)
+    assert each != norms.rms
+    left_out = norms.EachSample(norms.Without((True, False)))
+    assert left_out == norms.EachSample(norms.Without((True, False)))
+    assert left_out != norms.EachSample(norms.Without((False, True)))
+
+
+@pytest.mark.parametrize("norm", [*norms.FORWARD.values(), norms.Without((False, True))])
+def test_norms_of_samples_are_those_of_each_alone(norm: Any) -> None:
+    pair = (
+        torch.tensor([[3.0, -4.0], [0.5, 7.0], [0.0, 0.0]]),
+        torch.tensor([[[9.0, 2.0]], [[-1.0, 1.0]], [[0.0, 2.0]]]),
+    )
+    states: list[Any] = [pair, {"q": pair[1], "p": pair[0]}]
+    if not isinstance(norm, norms.Without):
+        states += [pair[0], pair[1], [pair[0]], (torch.zeros(3, 0), pair[1])]
+    for state in states:
+        found = norms.EachSample(norm)(state)
+        assert found.shape == (3,)
+        for i in range(3):
+            if isinstance(state, Tensor):
+                alone: Any = state[i]
+            else:
+                alone = [leaf[i] for leaf in (state.values() if isinstance(state, dict) else state)]
+            assert float(found[i]) == pytest.approx(float(norm(alone)), rel=1e-6)

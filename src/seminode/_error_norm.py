@@ -61,7 +61,7 @@ class ErrorNorm:
         """What rtol is relative to: |y|, in some leaves plus a part of the mean of |y| over the last axis."""
         if not any(self.in_rows):
             return magnitude
-        pieces = magnitude.split([shape.numel() for shape in self.layout.shapes])
+        pieces = magnitude.split([math.prod(shape) for shape in self.layout.shapes])
         found = [
             (x + ROW_PART * x.mean(-1, keepdim=True)).flatten() if rows else x.flatten()
             for x, rows in zip(map(Tensor.reshape, pieces, self.layout.shapes), self.in_rows, strict=True)
@@ -90,6 +90,12 @@ class ErrorNorm:
         ratio = error / self.allowed(torch.maximum(y0.abs(), y1.abs()))
         sizes = [float(rms(leaf)) if leaf.numel() else 0.0 for leaf in self.layout.segments(ratio)]
         return self.layout.names[sizes.index(max(sizes))]
+
+    def over(self, layout: Layout) -> ErrorNorm:
+        """The same for a state with other sizes, inside of programs."""
+        found = copy.copy(self)
+        found.layout = layout
+        return found
 
     def scaled(self, factor: float) -> ErrorNorm:
         """The same with tolerances multiplied by a factor."""

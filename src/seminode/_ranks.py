@@ -109,8 +109,8 @@ class RankCheck:
         self._patience = patience
         self._group = distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=patience))
 
-    def compare(self, what: str, counts: dict[str, int]) -> None:
-        """Raise an error if a count of this rank is not that of every other rank."""
+    def compare(self, what: str, counts: dict[str, int], ranks: Alone = ALONE) -> None:
+        """Raise an error if a count of this rank is not that of all others, or of those it takes its steps with."""
         import torch.distributed as distributed
 
         own = torch.tensor(list(counts.values()))
@@ -122,8 +122,11 @@ class RankCheck:
                 f"{CHECK}: rank {distributed.get_rank()} has finished {what} with {_described(counts, own)}, but not "
                 f"all other ranks have finished theirs within {self._patience:g} s. {_REMEDY}"
             ) from error
-        if any(not torch.equal(own, other) for other in everyone):
-            found = "; ".join(f"rank {i}: {_described(counts, other)}" for i, other in enumerate(everyone))
+        members = range(len(everyone))
+        if isinstance(ranks, Ranks) and ranks.group is not None:
+            members = distributed.get_process_group_ranks(ranks.group)
+        if any(not torch.equal(own, everyone[i]) for i in members):
+            found = "; ".join(f"rank {i}: {_described(counts, everyone[i])}" for i in members)
             raise RuntimeError(f"{CHECK}: the ranks did not do the same in {what} ({found}). {_REMEDY}")
 
 

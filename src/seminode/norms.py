@@ -32,6 +32,17 @@ class AdjointState(NamedTuple):
         z: the state, solved backward in time.
         a_z: adjoint of the state.
         a_params: gradients with respect to the parameters.
+
+    Example:
+        A norm of your own for the backward pass, which reads the adjoint alone:
+
+        >>> import seminode as sn
+        >>> def adjoint_only(y: AdjointState) -> torch.Tensor:
+        ...     return rms(y.a_z)
+        >>> y0 = torch.ones(2, requires_grad=True)
+        >>> sn.solve(lambda t, y: -y, y0, [0.0, 1.0], adjoint=sn.Backsolve(norm=adjoint_only)).ys.sum().backward()
+        >>> y0.grad  # 1 + e⁻¹
+        tensor([1.3679, 1.3679])
     """
 
     a_t: Any
@@ -45,7 +56,10 @@ def _leaves(y: Any) -> list[Tensor]:
 
 
 def rms(y: Any) -> Tensor:
-    r"""Root mean square of all entries, as one vector.
+    r"""Root mean square of all entries, as one vector, √(Σ yᵢ²/n).
+
+    Arguments:
+        y: a tensor, or a structure of tensors.
 
     >>> rms((torch.tensor([3.0]), torch.tensor([4.0, 0.0, 0.0]))).item()
     2.5
@@ -58,12 +72,26 @@ def rms(y: Any) -> Tensor:
 
 
 def max(y: Any) -> Tensor:
-    """Largest absolute value of all entries."""
+    """Largest absolute value of all entries.
+
+    Arguments:
+        y: a tensor, or a structure of tensors.
+
+    >>> max((torch.tensor([3.0]), torch.tensor([-4.0, 0.0, 0.0]))).item()
+    4.0
+    """
     return _stack([leaf.abs().max() for leaf in _leaves(y)]).max()
 
 
 def mixed_per_tensor(y: Any) -> Tensor:
-    """Largest root mean square of the leaves: the default on the forward pass."""
+    """Largest root mean square of the leaves: the default on the forward pass.
+
+    Arguments:
+        y: a tensor, or a structure of tensors.
+
+    >>> mixed_per_tensor((torch.tensor([3.0]), torch.tensor([4.0, 0.0, 0.0, 0.0]))).item()
+    3.0
+    """
     leaves = _leaves(y)
     if len(leaves) == 1:
         return rms(leaves[0])
@@ -75,6 +103,14 @@ def mixed(y: Any) -> Tensor:
 
     This is the default of Kidger, Chen and Lyons (2021) on the backward pass. On any state other than an
     `AdjointState` it equals `mixed_per_tensor`.
+
+    Arguments:
+        y: an `AdjointState`; or a tensor, or a structure of tensors.
+
+    >>> small, zero = torch.tensor([1.0]), torch.zeros(3)
+    >>> state = AdjointState(a_t=(), z=small, a_z=small, a_params=(torch.tensor([4.0]), zero))
+    >>> mixed(state).item(), mixed_per_tensor(state).item()  # all parameters as one vector, and each alone
+    (2.0, 4.0)
     """
     if not isinstance(y, AdjointState):
         return mixed_per_tensor(y)
@@ -88,7 +124,7 @@ class Without:
     """`mixed_per_tensor` over all leaves except plain integrals, on the forward and on the backward pass.
 
     A plain integral is a leaf that the field does not read. `Without` does not check this; `norm="auto"` detects such
-    leaves automatically.
+    leaves automatically. The idea is that of the seminorm (Kidger, Chen and Lyons, ICML 2021, arXiv:2009.09457).
 
     Arguments:
         integrals: one flag per leaf, in the order of the state; `True` marks a plain integral.
@@ -138,6 +174,18 @@ def seminorm(y: AdjointState) -> Tensor:
     """The seminorm of Kidger, Chen and Lyons (2021): the larger of the norms of z and a_z.
 
     a_t and a_params are plain integrals, so error control ignores them.
+
+    Arguments:
+        y: an `AdjointState`.
+
+    Reference: Kidger, Chen and Lyons, *"Hey, that's not an ODE": Faster ODE Adjoints via Seminorms*, ICML 2021,
+    arXiv:2009.09457.
+
+    >>> state = AdjointState(
+    ...     torch.tensor([9.0]), z=torch.tensor([1.0]), a_z=torch.tensor([2.0]), a_params=torch.ones(5)
+    ... )
+    >>> seminorm(state).item()
+    2.0
     """
     _only_adjoint("seminorm", y)
     if not _leaves(y.z):  # z is interpolated from the forward solution, not solved for
@@ -146,7 +194,17 @@ def seminorm(y: AdjointState) -> Tensor:
 
 
 def seminorm_rms(y: AdjointState) -> Tensor:
-    """Root mean square of z and a_z, as one vector: a variant of the seminorm."""
+    """Root mean square of z and a_z, as one vector: a variant of the seminorm.
+
+    Arguments:
+        y: an `AdjointState`.
+
+    >>> state = AdjointState(
+    ...     torch.tensor([9.0]), z=torch.tensor([1.0]), a_z=torch.tensor([7.0]), a_params=torch.ones(5)
+    ... )
+    >>> seminorm_rms(state).item()
+    5.0
+    """
     _only_adjoint("seminorm_rms", y)
     return rms((y.z, y.a_z))
 
@@ -249,8 +307,8 @@ def distributed(norm: str | Norm | None = None, group: Any = None) -> Distribute
     """A norm over the states of all ranks of a process group, so that all of them take the same steps.
 
     They are the steps of one process with the whole batch, to rounding: forward and backward, with every adjoint. Each
-    attempted step costs one reduction of a few numbers. A field that communicates needs this norm; one that does not
-    gets by with steps of its own on every rank. All ranks must make the same solves in the same order. See
+    attempted step costs one reduction of a few numbers. A field that communicates needs this norm; with any
+    other field, ranks may take different steps. All ranks must make the same solves in the same order. See
     [Several processes](distributed.md).
 
     Arguments:

@@ -16,9 +16,9 @@ from ._field import batch_checks, checks
 from ._field.capture import chosen
 from ._field.determinism import present_autocast
 from ._field.field import Field
-from ._field.pytree import HALF, Layout, flatten, mapped, unflatten
+from ._field.pytree import HALF, Layout, flatten, leaves_of, mapped, unflatten
 from ._field.random_numbers import releasing
-from ._field.rank_checks import check_ranks
+from ._field.rank_checks import check_ranks, check_same_problem
 from ._field.sharding import reason_to_refuse, refusing_sharded
 from ._integrals.auto_norm import ignoring_integrals
 from ._integrals.separability import separable
@@ -30,8 +30,9 @@ from ._stepping.problem import Problem, Save
 from ._verification import Rerun
 from .adjoints import BY_NAME, Adjoint, AdjointName, Checkpointed, Direct, Replay
 from .adjoints._events import run_with_events
+from .adjoints._knots import knots_of
 from .adjoints._lane_events import run_lanes_with_events
-from .adjoints.base import ForwardResult, knots_of
+from .adjoints.base import ForwardResult
 from .controllers import Controller
 from .events import Event
 from .norms import Norm, is_auto
@@ -154,8 +155,8 @@ def solve(
         dense: also return the solution as a function of time.
         record: also return the times of all evaluations and steps.
         progress: show a progress bar on a terminal.
-        throw: raise an error if the solve cannot go on; otherwise return the outputs so far, with the status. It also
-            decides whether a gradient that is not finite is an error on the backward pass.
+        throw: raise an error if the solve cannot continue; otherwise return the outputs so far, with the status. It
+            also decides whether a gradient that is not finite is an error on the backward pass.
         max_steps: limit on the attempted steps of the whole solve.
         compile: compile each step, and the VJP of each step, into one program; see [Speed](speed.md). The first solve
             with a field takes seconds to compile it, later ones reuse the programs. `"background"` does not wait:
@@ -211,7 +212,7 @@ def solve(
 def _packed(y0: Any, batched: bool) -> tuple[Layout, Tensor, torch.dtype]:
     """y0 as a flat tensor with its layout, and its own dtype."""
     layout = batch_checks.check_batch(y0) if batched else checks.check_state(y0)
-    dtype = flatten(y0)[0][0][1].dtype
+    dtype = next(leaves_of(y0)).dtype
     return layout, layout.pack(y0).to(torch.float32 if dtype in HALF else dtype), dtype
 
 
@@ -240,6 +241,7 @@ def _solved(
     """The solution of a checked problem, which knows how to repeat the solve."""
     transformed = transforms_active()
     batch_checks.check_batchable(problem, adjoint, norm, transformed)
+    check_same_problem(problem, adjoint, norm)
 
     def solved(each: Problem, rerun: Callable[[], Rerun | None] | None = None) -> tuple[ForwardResult, Solution[Any]]:
         result = _run(each, adjoint, norm)
@@ -257,7 +259,7 @@ def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
     with releasing(), refusing_sharded(problem.field.reach, reason_to_refuse(differentiated, common_steps)):
         result = _explained(_runner(problem, adjoint, norm), problem)
     if check is not None:
-        check.compare("a solve", work_of(result.stats))
+        check.compare("a solve", work_of(result.stats), problem.ranks)
     return result
 
 

@@ -24,7 +24,7 @@ from ..norms import Norm
 from ..solvers import BY_NAME, Solver
 from .capture import restricted
 from .event_function import EventFunction
-from .pytree import Layout, flatten, real_dtype, same_nesting
+from .pytree import Layout, flatten, leaves_of, real_dtype, same_nesting
 
 if TYPE_CHECKING:
     from .._stepping.problem import Save
@@ -239,7 +239,7 @@ def check_error_norm(
             if value is not None and (not isinstance(value, norms.Distributed) or norms.is_auto(value)):
                 raise ValueError(f"{name}: does nothing with {type(controller).__name__}, which ignores the error")
         return None
-    leaf = flatten(y0)[0][0][1]
+    leaf = next(leaves_of(y0))
     checked = check_tolerances(rtol, atol, DEFAULT_TOLERANCES[real_dtype(leaf)], y0, layout, like)
     chosen = check_norm(norm, layout)
     return ErrorNorm(layout, norms.EachSample(chosen) if layout.axis else chosen, *checked, like)

@@ -144,6 +144,8 @@ class Layout:
 
     @classmethod
     def of(cls, tree: Any, name: str = "y", axis: int = 0) -> Layout:
+        if isinstance(tree, Tensor):
+            return cls(LEAF, (name,), (tree.shape,), axis)
         leaves, node = flatten(tree, name)
         return cls(node, tuple(n for n, _ in leaves), tuple(leaf.shape for _, leaf in leaves), axis)
 
@@ -157,18 +159,25 @@ class Layout:
         sizes = {shape[0] if shape else 0 for shape in self.shapes}
         return sizes.pop() if len(sizes) == 1 and min(sizes) > 1 else None
 
+    @cached_property
+    def open(self) -> bool:
+        """Whether some of its sizes are not fixed."""
+        return any(isinstance(n, torch.SymInt) for shape in self.shapes for n in shape)
+
     def of_size(self, n: int) -> Layout:
         """The same layout for n samples."""
         return Layout(self.node, self.names, tuple(torch.Size((n, *shape[1:])) for shape in self.shapes), self.axis)
 
     def fitting(self, flat: Tensor) -> Layout:
         """The same layout for as many samples as are in a flat tensor, if its size is not fixed."""
-        if self.single or not isinstance(flat.shape[0], torch.SymInt):
+        if self.single or not isinstance(flat.shape[0], torch.SymInt) or self.open:
             return self
         return self.of_size(flat.shape[0] // sum(math.prod(shape[1:]) for shape in self.shapes))
 
     def pack(self, tree: Any) -> Tensor:
         """One flat tensor out of a structure with this layout."""
+        if self.single and isinstance(tree, Tensor):
+            return tree
         return self.join([leaf for _, leaf in flatten(tree, like=self.node)[0]])
 
     def arrange(self, tree: Any, shapes: Sequence[Sequence[int]] | None = None) -> list[Tensor] | None:

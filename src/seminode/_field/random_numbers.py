@@ -3,7 +3,7 @@
 The default generators of torch belong to the whole process. Setting them back is wrong for any other thread that draws
 from them, and what another thread draws is wrong for the field. Nothing is locked here. A thread *claims* the
 generators for as long as it sets them back, and a second one is refused. After each evaluation the generators must be
-in a state that such an evaluation leaves behind; if they are not, somebody else has drawn from them, and the solve is
+in a state that such an evaluation leaves behind; if they are not, other code has drawn from them, and the solve is
 refused.
 """
 

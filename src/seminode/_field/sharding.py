@@ -59,7 +59,7 @@ def _guarding(modules: Sequence[nn.Module], reason: str) -> Generator[None, None
 
 
 def _sharded(reach: Any) -> list[nn.Module]:
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # which whoever shards a module has imported
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # imported by the code that shards a module
     if fsdp is None or not communicates():
         return []
     kinds = fsdp.FSDPModule, fsdp.FullyShardedDataParallel
