@@ -12,6 +12,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 import seminode as sn
+from seminode._stepping.event_search import NODES
 
 F64 = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
@@ -479,3 +480,16 @@ def test_combinations_that_are_refused() -> None:
     with pytest.raises(ValueError, match="carries more from step to step"):
         sn.solve(falling, leaf, [0.0, 2.0], event=BOUNCING, solver="reversible_heun", adjoint="reversible")
     assert sn.solve(falling, BALL, [0.0, 2.0], event=BOUNCING, solver="reversible_heun").events[0].counts == 1
+
+
+def test_an_event_that_is_nan_inside_a_step_names_the_time() -> None:
+    """The function is looked at in several places of a step; the first one at which it is NaN is reported."""
+
+    def late(t: Tensor, y: Tensor) -> Tensor:
+        return torch.where(t > 0.55, math.nan, 1.0 + 0.0 * y[0])
+
+    y0 = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(sn.NonFiniteState, match="returned a NaN") as info:
+        sn.solve(lambda t, y: -y, y0, [0.25, 2.25], controller=sn.FixedStep(0.5), event=sn.Event(late))
+    nodes = [0.25 + 0.5 * x for x in NODES]
+    assert info.value.t == pytest.approx(min(t for t in nodes if t > 0.55))

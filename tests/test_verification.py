@@ -157,3 +157,37 @@ def test_no_graph_is_kept_alive() -> None:
     assert kept is not None
     assert node() is None
     assert ys.shape == (2, 3)
+
+
+@pytest.mark.parametrize("dt", [1.9, 2.0, 3.0, 10.0])
+def test_fixed_steps_longer_than_the_interval_are_halved(dt: float) -> None:
+    y0 = torch.ones(1, dtype=torch.float64)
+    sol = sn.solve(lambda t, y: -y, y0, [0.0, 2.0], solver="midpoint", controller=sn.FixedStep(dt))
+    true = abs(float(sol.ys[-1]) - math.exp(-2.0))
+    assert 0.5 * true < sol.verify().error < 2.0 * true
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        sn.Integral(dt_max=0.05),
+        sn.Integral(dt_max=0.05, dt0=0.05, dt_min=0.01),
+        sn.Integral(dt_min=0.1, at_dt_min="accept"),
+    ],
+)
+def test_steps_with_a_limit_of_their_own_are_halved(controller: sn.Integral) -> None:
+    """A tenth of the tolerances does not change steps that are not limited by them."""
+    y0 = torch.ones(1, dtype=torch.float64)
+    tolerance = 1e-12 if controller.at_dt_min == "accept" else 1e-1
+    options: Any = {"controller": controller, "solver": "adaptive_heun", "rtol": tolerance, "atol": tolerance}
+    sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], **options)
+    true = abs(float(sol.ys[-1]) - math.exp(-1.0))
+    assert 0.5 * true < sol.verify().error < 2.0 * true
+
+
+def test_a_single_step_is_compared_with_two() -> None:
+    y0 = torch.ones(1, dtype=torch.float64)
+    sol = sn.solve(lambda t, y: -y, y0, [0.0, 0.1], rtol=1.0, atol=1.0, controller=sn.Integral(dt0=0.1))
+    true = abs(float(sol.ys[-1]) - math.exp(-0.1))
+    assert sol.stats.accepted == 1
+    assert 0.5 * true < sol.verify().error < 2.0 * true

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from ._field.reach import reachable
 from ._stepping.problem import Problem
 from ._verification import FINER, Repeated, Rerun
 from .adjoints.base import ForwardResult
-from .controllers import FixedStep
+from .controllers import Adaptive, Controller, FixedStep
 from .solution import Solution
 
 Solved = Callable[[Problem], tuple[ForwardResult, Solution[Any]]]
@@ -32,6 +33,23 @@ def repetition(problem: Problem, solved: Solved, measured: bool) -> Callable[[],
     return lambda: _rerun(Problem(**kept), solved, measured)
 
 
+def _finer(problem: Problem) -> Controller:
+    """A controller whose steps are shorter, also where they are limited by something else than their error."""
+    controller = problem.controller
+    if not isinstance(controller, FixedStep | Adaptive) or problem.solver.external or problem.trivial:
+        return controller
+    low, high = min(problem.times), max(problem.times)
+    inside = (t for t in (*problem.jumps, *controller.step_to) if low < t < high)
+    # Half of a step that was shortened to this length must not be the same step again.
+    longest = max(b - a for a, b in itertools.pairwise(sorted([low, *inside, high])))
+    if isinstance(controller, FixedStep):
+        return replace(controller, dt=0.5 * min(controller.dt, longest))
+    dt_max = 0.5 * min(controller.dt_max, longest)
+    dt_min = min(0.5 * controller.dt_min, dt_max)
+    dt0 = None if controller.dt0 is None else min(max(controller.dt0, dt_min), dt_max)
+    return replace(controller, dt0=dt0, dt_min=dt_min, dt_max=dt_max)
+
+
 def _rerun(problem: Problem, solved: Solved, measured: bool) -> Rerun | None:
     params, controller, error = problem.params, problem.controller, problem.error
     if error is None and not isinstance(controller, FixedStep):
@@ -41,11 +59,9 @@ def _rerun(problem: Problem, solved: Solved, measured: bool) -> Rerun | None:
     frozen = replace(problem, **kept)
 
     def run(finer: bool, grad: bool) -> Repeated:
-        again = frozen
+        again = frozen if not finer else replace(frozen, controller=_finer(problem))
         if error is not None:
             again = replace(again, error=error.scaled(FINER if finer else 1.0))
-        elif isinstance(controller, FixedStep):
-            again = replace(again, controller=replace(controller, dt=controller.dt * (0.5 if finer else 1.0)))
         inputs: list[Tensor] = []
         if grad:
             args = [x.detach().requires_grad_() if x.is_floating_point() else x for x in frozen.field.arg_tensors]

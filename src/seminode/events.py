@@ -14,7 +14,7 @@ Y = TypeVar("Y")
 
 @dataclass(frozen=True)
 class Event:
-    """A zero crossing of g(t, y) along the solution, at which the solve ends or goes on from another state.
+    """A zero crossing of g(t, y) along the solution, at which the solve ends or continues from another state.
 
     The event time tₑ is the root of g(t, y(t)). The solve locates it to float precision and takes a step that ends
     exactly there. tₑ, the state there and everything that follows are differentiable, also with respect to the tensors
@@ -28,10 +28,10 @@ class Event:
         direction: 1 for crossings from below to above zero only, −1 for those from above to below, 0 for both. They
             are meant in the order of the solve, also for decreasing times.
         terminal: whether the event ends the solve. By default it does, unless there is a `reset`.
-        reset: `reset(t, y, *args)`, the state with which the solve goes on, in the structure, shapes and dtype of y.
+        reset: `reset(t, y, *args)`, the state to continue from, in the structure, shapes and dtype of y.
         max_count: the solve ends when the event occurs for this time. The reset is not applied at that last occurrence.
 
-    A zero of `fn` at the start of the solve is no event. See [Events and hybrid systems](events.md).
+    A zero of `fn` at the start of the solve is not an event. See [Events and hybrid systems](events.md).
 
     Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I*, II.6 (discontinuous equations).
 
@@ -94,6 +94,16 @@ class Occurrences(Generic[Y]):
 
     With `batched=True`, times have the shape (n, B): entry [k, b] is occurrence k in sample b, or NaN if there are
     fewer in that sample. States have an axis of occurrences in front of the batch axis, and counts have the shape (B,).
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> swing = lambda t, y: torch.stack([y[1], -y[0]])
+        >>> through_zero = sn.Event(lambda t, y: y[0], terminal=False)
+        >>> sol = sn.solve(swing, torch.tensor([1.0, 0.0], dtype=torch.float64), [0.0, 6.0], event=through_zero)
+        >>> sol.events[0].counts, sol.events[0].times  # ½π and 1½π
+        (2, tensor([1.5708, 4.7124], dtype=torch.float64))
+        >>> sol.events[0].states[:, 1]
+        tensor([-1.0000,  1.0000], dtype=torch.float64)
     """
 
     times: Tensor

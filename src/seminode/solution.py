@@ -23,7 +23,14 @@ Y = TypeVar("Y")
 
 
 class Status(enum.Enum):
-    """How a solve ended."""
+    """How a solve ended.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> sol = sn.solve(lambda t, y: y**2, torch.ones(1), [0.0, 2.0], throw=False)  # infinite at t = 1
+        >>> sol.status is sn.Status.SUCCESS, sol.status.value
+        (False, 'step size underflow')
+    """
 
     SUCCESS = "success"
     STEP_SIZE_UNDERFLOW = "step size underflow"
@@ -36,7 +43,12 @@ class Status(enum.Enum):
 
     @classmethod
     def of(cls, error: SolveError | None, ended: bool = False) -> Status:
-        """`ended` says whether an event ended the solve."""
+        """The status of a solve that ended with this error, or without one.
+
+        Arguments:
+            error: the error that ended the solve, if one did.
+            ended: whether an event ended it.
+        """
         return cls(error.status) if error is not None else cls.EVENT if ended else cls.SUCCESS
 
 
@@ -108,7 +120,7 @@ class PerSample:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a solve cost, counted where it happened.
+    """The cost of a solve.
 
     In a batched solve an evaluation is one of the whole batch. A step counts as accepted if any sample has taken it,
     and as rejected if none has; `per_sample` has the steps of each sample.
@@ -129,6 +141,17 @@ class Stats:
             the forward pass has kept. The others were taken again.
         products: products of a vector with a Jacobian, with `linear_solver="gmres"`.
         per_sample: with `batched=True`, accepted and rejected steps and the status of every sample.
+        report: where the backward pass leaves its statistics; read them from `backward`.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> y0 = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0])
+        >>> sol.stats.nfe, sol.stats.accepted, sol.stats.backward
+        (32, 5, None)
+        >>> sol.ys[-1].sum().backward()
+        >>> print(sol.stats.backward)
+        nfe=30, accepted=5, rejected=0, vjp_y=30, vjp_params=0
     """
 
     nfe: int = 0
@@ -196,6 +219,16 @@ class Record:
         evaluations: the time of every evaluation of the field.
         accepted, rejected: the steps, each with `t0`, `t1` and `dt`.
         ratios: the error ratio of every attempted step; empty for fixed steps.
+        report: where the backward pass leaves its record; read it from `backward`.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> y0 = torch.ones(1, dtype=torch.float64)
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], record=True)
+        >>> [round(t, 2) for t in sol.record.ts]
+        [0.0, 0.03, 0.28, 0.53, 0.78, 1.0]
+        >>> max(sol.record.ratios) <= 1.0, len(sol.record.rejected)
+        (True, 0)
     """
 
     evaluations: tuple[float, ...]
@@ -229,6 +262,15 @@ class Solution(Generic[Y]):
         record: with `record=True` the times of all evaluations and steps.
         events: for each event that was passed, when it occurred and in which states.
         rerun: how `verify` solves the problem again.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> y0 = {"x": torch.tensor([1.0]), "v": torch.tensor([0.0])}
+        >>> sol = sn.solve(lambda t, y: {"x": y["v"], "v": -y["x"]}, y0, [0.0, 1.0, 2.0], rtol=1e-6, dense=True)
+        >>> sol.status.value, sol.ys["x"].squeeze(-1)
+        ('success', tensor([ 1.0000,  0.5403, -0.4161]))
+        >>> sol.dense(0.5)["x"]  # cos ½
+        tensor([0.8776])
     """
 
     ts: Tensor
@@ -242,7 +284,7 @@ class Solution(Generic[Y]):
     rerun: Callable[[], Rerun | None] | None = field(default=None, repr=False, compare=False)
 
     def verify(self, loss: Callable[[Y], Tensor] | None = None) -> Verification:
-        """Solve again at a tenth of the tolerances, and report the observed error beside what was asked for.
+        """Solve again at a tenth of the tolerances, and report the error relative to the tolerances.
 
         The problem is solved twice more: as before, to make sure that it is still the same, and more finely. With fixed
         steps the finer ones are half as long. With `save="steps"` only the last state is compared. The report is an
