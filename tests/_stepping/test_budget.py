@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,30 @@ def test_the_free_memory_of_an_mps_device_is_never_negative(monkeypatch: pytest.
     for allocated, free in ((300, 700), (1000, 0), (1200, 0)):
         monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda allocated=allocated: allocated)
         assert free_memory(torch.device("mps")) == free
+
+
+def test_the_free_memory_of_a_system_without_a_list_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system calls free; or else four gibibytes."""
+
+    def missing(self: Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 300, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert budget._free_on_host() == 300 * 4096
+    monkeypatch.delattr(os, "sysconf")
+    assert budget._free_on_host() == 4 * 1024**3
+
+
+def test_the_free_memory_of_the_host_is_in_kibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: "MemTotal: 9 kB\nMemAvailable:    7 kB\n")
+    assert budget._free_on_host() == 7 * 1024
+
+
+def test_less_than_nothing_is_free_in_no_container(tmp_path: Path) -> None:
+    for name, text in {"memory.max": "1000\n", "memory.current": "1200\n", "memory.stat": "anon 5\n"}.items():
+        (tmp_path / name).write_text(text)
+    assert budget._free_in_container(tmp_path) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from seminode._field.pytree import Layout
 from seminode._stepping.engine import EvaluationLog
 from seminode._stepping.event_search import NODES, Crossing, EventSearch
 from seminode._stepping.lane_event_search import LaneEventSearch
+from seminode._stepping.lanes import LaneSchedule
 from seminode._stepping.loop import integrate
 from seminode._stepping.observers import Counter, Observer
 from seminode._stepping.schedule import Schedule
@@ -160,6 +161,70 @@ def test_a_shorter_step_that_stays_away_from_zero_is_an_ordinary_one() -> None:
     assert aim == Crossing(0.7, 0)
 
 
+def landing_of_sample(t1: float, correction: float, crossing: float | None, previous: float, count: int) -> str | float:
+    """What becomes of a sample whose step from 0 to t1 aimed at an event, which is `correction` later."""
+    times, zero = torch.tensor([[0.0, 2.0]], dtype=F64), torch.zeros(1, dtype=F64)
+    schedule = LaneSchedule(sn.FixedStep(t1), 4, times, (), F64, 100)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))]
+    search = LaneEventSearch(functions, schedule, torch.ones(1, 1, dtype=F64))
+    plan, yes = schedule.next(), torch.tensor([True])
+    search._values, search._begun = torch.full((1, 1), -correction - t1, dtype=F64), yes
+    search._event, search._previous = torch.tensor([0]), torch.tensor([previous], dtype=F64)
+    search._corrections = torch.tensor([count], dtype=F64)
+    search._value = lambda i, t, y: t - t1 - correction  # type: ignore[method-assign]
+    path: Any = SimpleNamespace(plan=plan, time=lambda x: t1 * x, at=lambda x: x)
+    samples = torch.tensor(NODES, dtype=F64)[None, :, None] * t1 - t1 - correction
+    place = torch.full((1,), math.nan if crossing is None else crossing, dtype=F64)
+    landed, missed, corrected, place = search._landed(path, samples, yes, ~place.isnan(), place + zero)
+    assert int(landed) + int(missed) + int(corrected) == 1
+    return "landed" if landed else "missed" if missed else float(place)
+
+
+def landing_alone(t1: float, correction: float, crossing: float | None, previous: float, count: int) -> str | float:
+    """The same for a solve without a batch."""
+    y0 = torch.ones(1, dtype=F64)
+    schedule = Schedule(sn.FixedStep(t1), 4, (0.0, 2.0), (), F64)
+    functions: Any = [SimpleNamespace(event=SimpleNamespace(direction=0))]
+    search = EventSearch(functions, schedule, y0)
+    search._values, search._begun = [-correction - t1], True
+    search._aim, search._corrections = Crossing(t1, 0), [math.inf] * (count - 1) + [previous] * (count > 0)
+    search._value = lambda i, t, y: t - t1 - correction  # type: ignore[method-assign]
+    step: Any = SimpleNamespace(plan=schedule.next(), y1=y0, along=lambda xs: torch.ones(len(xs), 1, dtype=F64))
+    if not search._landed(step, 0.5, None if crossing is None else Crossing(crossing, 0)):
+        return "missed"
+    assert search._aim is not None
+    return "landed" if search.landing is not None else search._aim.t
+
+
+@pytest.mark.parametrize(
+    ("correction", "crossing", "previous", "count", "expected"),
+    [
+        (0.05, None, math.inf, 0, 1.05),
+        (-0.05, 0.7, math.inf, 0, 0.95),
+        (0.5, None, math.inf, 0, "missed"),
+        (0.5, 0.7, math.inf, 0, 0.7),
+        (1e-3, None, 0.9, 1, 1.001),
+        (1e-3, None, 2.1e-3, 1, 1.001),
+        (1e-3, None, 1.9e-3, 1, "landed"),  # a correction that is no longer halved
+        (-1e-3, None, 1e-3, 1, "landed"),
+        (3.0 * EPS, None, 1.0, 1, "landed"),  # as small as the clock can tell
+        (9.0 * EPS, None, 1.0, 1, 1.0 + 9.0 * EPS),
+        (0.0, None, 1.0, 1, "landed"),
+        (1e-3, None, 1.0, 10, 1.001),
+        (1e-3, None, 1.0, 11, "landed"),  # the twelfth correction
+        (0.5, 0.7, 1e-3, 11, "landed"),
+        (0.5, None, 1.0, 11, "missed"),
+    ],
+)
+def test_landings_are_corrected_until_they_settle(
+    correction: float, crossing: float | None, previous: float, count: int, expected: str | float
+) -> None:
+    found = landing_alone(1.0, correction, crossing, previous, count)
+    assert found == (expected if isinstance(expected, str) else pytest.approx(expected, abs=1e-8, rel=1e-15))
+    of_sample = landing_of_sample(1.0, correction, crossing, previous, count)
+    assert of_sample == (found if isinstance(found, str) else pytest.approx(found, rel=1e-14))
+
+
 @pytest.mark.parametrize(("ulps", "lands"), [(0, True), (1, True), (10, True), (1000, False)])
 def test_events_closer_than_the_resolution_do_not_take_the_aim_of_each_other(ulps: int, lands: bool) -> None:
     y0 = torch.ones(1, dtype=F64)
@@ -259,3 +324,89 @@ def test_the_first_crossing_is_that_of_the_earliest_root(roots: tuple[float, flo
     assert crossing.t == pytest.approx(math.copysign(0.3, end))
     assert roots[crossing.event] == pytest.approx(crossing.t)
     assert ends == [end - root for root in roots]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("dt", [0.5, 0.4, 0.25])
+def test_a_zero_at_the_start_to_rounding_is_no_event(dt: float, batched: bool) -> None:
+    """0.1 + 0.2 is not 0.3: the state starts just beside the level, and its function has one later zero."""
+    for start, level, rate in ((0.3, 0.1 + 0.2, 1.0), (0.1 + 0.2, 0.3, -1.0)):
+        event = sn.Event(lambda t, y, at=level: (y[..., 0] - at) * (t - 0.7), terminal=False)
+        y0 = torch.full((2, 1) if batched else (1,), start, dtype=F64)
+        options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(dt), "batched": batched}
+        sol = sn.solve(lambda t, y, r=rate: r + 0.0 * y, y0, [0.0, 1.0], event=event, **options)
+        times = sol.events[0].times.flatten().tolist()
+        assert times == [pytest.approx(0.7, abs=1e-12)] * (2 if batched else 1)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("residue", "events"), [(1e-14, 0), (-1e-14, 0), (3e-12, 0), (4e-12, 1), (-4e-12, 0)])
+def test_what_is_a_zero_at_the_start_depends_on_how_fast_the_function_changes(
+    residue: float, events: int, batched: bool
+) -> None:
+    """Sixteen units of rounding, 3.6e-15, times the slope of 1000."""
+    event = sn.Event(lambda t, y: y[..., 0] - residue, terminal=False)
+    y0 = torch.zeros((2, 1) if batched else (1,), dtype=F64)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(0.5), "batched": batched}
+    sol = sn.solve(lambda t, y: 1000.0 + 0.0 * y, y0, [0.0, 1.0], event=event, **options)
+    assert sol.stats.events == events * (2 if batched else 1)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_functions_that_autograd_does_not_see_have_events_too(sign: float, batched: bool) -> None:
+    """Also those that start at a zero, whose slope there is then a difference."""
+    event = sn.Event(lambda t, y: y.detach()[..., 0] * (y.detach()[..., 0] - 0.5), terminal=False)
+    y0 = torch.zeros((2, 1) if batched else (1,), dtype=F64)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(0.3), "batched": batched}
+    sol = sn.solve(lambda t, y: sign + 0.0 * y, y0, [0.0, sign], event=event, **options)
+    assert sol.events[0].times.flatten().tolist() == [pytest.approx(0.5 * sign, abs=1e-12)] * (2 if batched else 1)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_values_at_the_start_are_those_of_the_end_before_or_new_ones(sign: float) -> None:
+    """A function is evaluated again at the start of a step only if the step before it was not accepted."""
+    asked: list[float] = []
+
+    def fn(t: Tensor, y: Tensor) -> Tensor:
+        asked.append(float(t))
+        return y[0] - 2.0
+
+    y0, ts = torch.ones(1, dtype=F64), [0.0, sign]
+    sol = sn.solve(lambda t, y: 0.1 * sign * y, y0, ts, event=sn.Event(fn), controller=sn.FixedStep(0.25), solver="rk4")
+    assert sol.stats.accepted == 4
+    inside = NODES[1:]
+    expected = [0.0, *(sign * 0.25 * (n + x) for n in range(4) for x in inside)]
+    assert [t for t in asked if t != 0.0] == pytest.approx([t for t in expected if t != 0.0], abs=1e-15)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_function_that_is_not_finite_is_named_with_the_time(bad: float, batched: bool) -> None:
+    """Only up to the first event: what comes later is of no interest."""
+
+    def fn(t: Tensor, y: Tensor) -> Tensor:
+        return torch.where(t >= 0.55, bad, 1.0) * (y[..., 0] - 0.4)
+
+    y0 = torch.zeros((2, 1) if batched else (1,), dtype=F64)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(1.0), "batched": batched}
+    sol = sn.solve(lambda t, y: 1.0 + 0.0 * y, y0, [0.0, 1.0], event=sn.Event(fn), **options)
+    assert sol.events[0].times.flatten().tolist() == [pytest.approx(0.4)] * (2 if batched else 1)
+    message = "2 of 2 samples failed" if batched else r"event\[0\]\.fn: returned a NaN or an infinity at t = 0.6$"
+    with pytest.raises(sn.NonFiniteState, match=message):
+        sn.solve(lambda t, y: 0.1 + 0.0 * y, y0, [0.0, 1.0], event=sn.Event(fn), **options)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("place", NODES)
+def test_a_single_infinity_in_a_step_is_noticed(place: float, batched: bool) -> None:
+    """Also one that looks like no change of sign."""
+
+    def fn(t: Tensor, y: Tensor) -> Tensor:
+        return torch.where((t - place).abs() < 1e-9, math.inf, 1.0) + 0.0 * y[..., 0]
+
+    y0 = torch.zeros((2, 1) if batched else (1,), dtype=F64)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(1.0), "batched": batched}
+    message = "2 of 2 samples failed" if batched else rf"event\[0\]\.fn: .* at (t = {place:g}|t0)$"
+    with pytest.raises(sn.NonFiniteState, match=message):
+        sn.solve(lambda t, y: 1.0 + 0.0 * y, y0, [0.0, 1.0], event=sn.Event(fn), **options)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
-from seminode._stepping.event_search import NODES
+from seminode._stepping.event_search import NODES, EventSearch
 from seminode._stepping.lane_event_search import LaneEventSearch, may_cross
 from seminode._stepping.roots import Bracket, first_bracket, root, run_together, search_bracket, search_root
 
@@ -218,6 +218,17 @@ def test_waiting_does_not_count_as_steps() -> None:
     assert short.stats.per_sample.statuses == [sn.Status.MAX_STEPS_REACHED] * 3
 
 
+def test_a_sample_that_waited_may_try_as_many_steps_as_the_others() -> None:
+    """The second one uses up its steps while the first one waits, which then goes on and uses up its own."""
+    late = torch.tensor([0.0, 9.0], dtype=F64)
+    event = sn.Event(lambda t, y: t - 0.05 - late, reset=lambda t, y: y)
+    options: dict[str, Any] = {"solver": "euler", "controller": sn.FixedStep(0.01), "batched": True, "event": event}
+    sol = sn.solve(lambda t, y: -y, torch.ones(2, 1, dtype=F64), [0.0, 1.0], max_steps=20, throw=False, **options)
+    assert sol.stats.per_sample is not None
+    assert sol.stats.per_sample.statuses == [sn.Status.MAX_STEPS_REACHED] * 2
+    assert (sol.stats.per_sample.accepted + sol.stats.per_sample.rejected).tolist() == [20, 20]
+
+
 def test_events_at_one_time_and_across_a_reset() -> None:
     """Two events at one time in one sample, and a reset that carries another event's function across zero."""
     level = torch.tensor([0.5, 0.3], dtype=F64)
@@ -354,3 +365,54 @@ def test_of_events_at_one_time_those_with_the_other_direction_do_not_fire(sign: 
     for i in range(2):
         alone = sn.solve(lambda t, y, r: sign * r + 0.0 * y, y0[i], [0.0, sign], args=(rate[i],), **options)
         assert [event.counts for event in alone.events] == [1, rises[i], falls[i]]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_event_that_only_a_shorter_step_shows_comes_first(sign: float) -> None:
+    """The bump lies between places at which the long step is looked at. It is seen on the way to the later event."""
+    later = sn.Event(lambda t, y: sign * t - 1.0, terminal=False)
+    bump = sn.Event(lambda t, y: 0.5 - torch.exp(-(((sign * t - 0.6) / 0.02) ** 2)), terminal=False)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(2.0)}
+    y0 = torch.zeros(2, 1, dtype=F64)
+    sol = sn.solve(lambda t, y: 1.0 + 0.0 * y, y0, [0.0, 2.0 * sign], event=[later, bump], batched=True, **options)
+    width = 0.02 * math.sqrt(math.log(2.0))
+    assert [event.counts.tolist() for event in sol.events] == [[1, 1], [2, 2]]
+    expected = sign * torch.tensor([0.6 - width, 0.6 + width], dtype=F64)
+    torch.testing.assert_close(sol.events[1].times[:, 0], expected, rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(sol.events[0].times[0], sign * torch.ones(2, dtype=F64), rtol=0.0, atol=1e-12)
+
+
+def test_a_zero_at_the_start_to_rounding_is_no_event() -> None:
+    """0.1 + 0.2 is not 0.3: one sample starts just below its level, one just above. The third is far away from it."""
+    level = torch.tensor([0.1 + 0.2, 0.3, 0.5], dtype=F64)
+    y0 = torch.tensor([[0.3], [0.1 + 0.2], [0.3]], dtype=F64)
+    rate = torch.tensor([[1.0], [-1.0], [1.0]], dtype=F64)
+    event = sn.Event(lambda t, y: y[:, 0] - level, terminal=False)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(0.5)}
+    sol = sn.solve(lambda t, y: rate + 0.0 * y, y0, [0.0, 1.0], event=event, batched=True, **options)
+    assert sol.events[0].counts.tolist() == [0, 0, 1]
+    assert float(sol.events[0].times[0, 2]) == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize("dt", [0.5, -0.25])
+def test_the_slope_at_the_end_of_a_step_is_that_of_the_function_there(dt: float) -> None:
+    """A difference along the end of the step, however much the function bends before."""
+    search: Any = SimpleNamespace(_eps=torch.finfo(F64).eps, _value=lambda i, t, y: torch.sin(5.0 * t) + y**3)
+    t0, length = torch.tensor([1.0, -2.0], dtype=F64), torch.tensor([dt, 2.0 * dt], dtype=F64)
+    path: Any = SimpleNamespace(
+        plan=SimpleNamespace(t0=t0, dt=length), time=lambda x: t0 + x * length, at=lambda x: t0 + x * length
+    )
+    t1 = t0 + length
+    slope = LaneEventSearch._slope(search, 0, path, torch.sin(5.0 * t1) + t1**3)
+    torch.testing.assert_close(slope, 5.0 * torch.cos(5.0 * t1) + 3.0 * t1**2, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(("t0", "dt"), [(1.0, 1e-6), (-3.0, 2.5), (1e6, -1e-3), (0.0, 1.0)])
+def test_events_of_a_sample_are_at_one_time_where_those_of_the_sample_alone_are(t0: float, dt: float) -> None:
+    """Up to eight times what rounding leaves of a time and of a part of the step."""
+    search: Any = SimpleNamespace(_eps=torch.finfo(F64).eps)
+    alone: Any = SimpleNamespace(plan=SimpleNamespace(t0=t0, t1=t0 + dt, dt=dt))
+    lane: Any = SimpleNamespace(**{name: torch.tensor([x], dtype=F64) for name, x in vars(alone.plan).items()})
+    expected = 8.0 * (math.ulp(max(abs(t0), abs(t0 + dt))) + math.ulp(1.0) * abs(dt))
+    assert EventSearch._resolution(search, alone) == pytest.approx(expected, rel=1e-12)
+    assert float(LaneEventSearch._resolution(search, lane)) == pytest.approx(expected, rel=1e-12)

@@ -16,8 +16,9 @@ import seminode as sn
 from seminode._stepping import lane_control
 from seminode._stepping.lane_control import each_lane
 from seminode._stepping.lane_outputs import LaneOutputs
+from seminode._stepping.lane_places import Marks
 from seminode._stepping.lane_plan import LanePlan
-from seminode._stepping.lanes import LaneSchedule
+from seminode._stepping.lanes import LaneSchedule, mean_interval
 from seminode.controllers import Adaptive, History, Verdict
 from seminode.solvers import RK4, Dopri5
 
@@ -442,6 +443,8 @@ def test_fields_that_couple_samples_are_refused() -> None:
         sn.solve(lambda t, y: torch.cos(t) * y, torch.ones(3, 3), [0.0, 2.0], batched=True)
     with pytest.raises(ValueError, match="must not depend on each other"):
         sn.solve(lambda t, y: y.mean(0) - y, torch.rand(3, 2), [0.0, 2.0], batched=True)
+    with pytest.raises(ValueError, match="must not depend on each other"):
+        sn.solve(lambda t, y: y.flip(0), torch.rand(2, 1), [0.0, 2.0], batched=True)
 
 
 @pytest.mark.slow
@@ -597,3 +600,163 @@ def test_the_ends_of_samples_are_rows_after_those_of_the_last_step(end: float, a
     assert rows.lanes.tolist() == [0, 1, 0, 1]
     assert rows.number.tolist() == [1, 1, 2, 2]
     assert rows.x.tolist() == [0.5 / end, 0.5 / end, 1.0, 1.0]
+
+
+def test_shared_times_that_begin_with_a_repetition_and_go_backwards() -> None:
+    sol = sn.solve(lambda t, y: -y, torch.ones(2, 1, dtype=DOUBLE), [1.0, 1.0, 0.0], batched=True, rtol=1e-8)
+    expected = torch.tensor([1.0, 1.0, math.e], dtype=DOUBLE)
+    torch.testing.assert_close(sol.ys[:, 0, 0], expected, rtol=1e-6, atol=0.0)
+
+
+def test_the_interval_of_a_progress_bar_is_the_mean_of_those_of_the_samples() -> None:
+    assert mean_interval(torch.tensor([[0.5, 1.0, 2.5], [1.0, 3.0, 4.0]], dtype=DOUBLE)) == (0.0, 2.5)
+
+
+def test_a_step_that_ends_on_the_last_place_lands() -> None:
+    zero, end, running = torch.zeros(3, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE), torch.tensor([True, True, False])
+    last = torch.tensor([0.75, 0.8, 0.75], dtype=DOUBLE)
+    proposed = lane_control.propose(zero, zero, torch.tensor([0.75, 0.75, 0.75], dtype=DOUBLE), end, last, running)
+    assert proposed.lands.tolist() == [True, False, True]
+    assert proposed.final.tolist() == [True, False, False]
+    assert proposed.s1.tolist() == [1.0, 0.75, 1.0]
+
+
+@pytest.mark.parametrize(("marks", "on_jump"), [({0.0: True, 1.0: False}, True), ({0.0: False, 1.0: True}, False)])
+def test_a_lane_that_starts_on_a_mark_knows_whether_it_is_a_jump(marks: dict[float, bool], on_jump: bool) -> None:
+    found = Marks(marks, torch.tensor([0.0, 0.5], dtype=DOUBLE))
+    assert found.on_jump.tolist() == [on_jump, False]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_landing_that_is_rejected_is_shortened_from_its_own_length(
+    monkeypatch: pytest.MonkeyPatch, sign: float
+) -> None:
+    """Not from the length that was proposed; wherever on the axis of time the step lies."""
+    monkeypatch.setattr(lane_control, "compile_graph", lambda function, examples: lambda inputs: function(*inputs))
+    times = sign * torch.tensor([[0.0, 1.0], [-2.0, 1.0], [1.0, 4.0], [-5.0, -3.0]], dtype=DOUBLE)
+    lengths = (times[:, 1] - times[:, 0]).abs()
+    for compiled in (False, True):
+        lane_control.compiled_control.cache_clear()
+        schedule = LaneSchedule(sn.Integral(), 5, times, (), DOUBLE, 100, compiled=compiled)
+        lane_control.compiled_control.cache_clear()
+        schedule.begin(100.0 * lengths)
+        plan = schedule.next()
+        assert plan is not None
+        assert torch.equal(plan.t1, times[:, 1])
+        assert not schedule.judge(plan, torch.full((4,), 1e30, dtype=DOUBLE))
+        shorter = schedule.next()
+        assert shorter is not None
+        torch.testing.assert_close(shorter.dt, sign * sn.Integral().factor_min * lengths, rtol=1e-14, atol=0.0)
+
+
+def test_outputs_inside_of_steps_of_complex_samples() -> None:
+    rate = torch.tensor([1.0 - 0.5j, -2.0 + 1.0j], dtype=torch.complex128)
+    y0, ts = torch.tensor([[1.0 + 2.0j], [0.5 - 1.0j]]).to(torch.complex128), torch.linspace(0.0, 1.0, 12, dtype=DOUBLE)
+    sol = sn.solve(lambda t, y: rate[:, None] * y, y0, ts, batched=True, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(sol.ys[..., 0], y0[:, 0] * torch.exp(rate * ts[:, None]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_samples_reach_a_jump_one_after_the_other(sign: float) -> None:
+    """Their intervals differ in length. The field is undefined beyond them, and at the jump the solution has a kink."""
+    ends = sign * torch.tensor([1.0, 2.0, 3.0], dtype=DOUBLE)
+    ts = torch.stack([torch.zeros_like(ends), ends], 1) - sign * torch.tensor([[0.0], [0.7], [1.9]], dtype=DOUBLE)
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        assert bool((sign * t >= -1.9).all())
+        assert bool((sign * t <= 1.3).all())
+        return torch.where(sign * t < 0.5, 1.0, 3.0)[:, None] + 0.0 * y
+
+    sol = sn.solve(field, torch.zeros(3, 1, dtype=DOUBLE), ts, jumps=[0.5 * sign], batched=True, rtol=1e-6)
+    s = sign * ts
+    expected = sign * ((0.5 - s[:, 0]) + 3.0 * (s[:, 1] - 0.5))
+    torch.testing.assert_close(sol.ys[-1, :, 0], expected, rtol=1e-12, atol=0.0)
+
+
+def test_a_sample_that_starts_on_a_jump_goes_on_to_the_next_place() -> None:
+    found = Marks({-1.0: False, 0.0: True, 1.0: False}, torch.tensor([0.0, 0.5, -2.0], dtype=DOUBLE))
+    assert found.on_jump.tolist() == [True, False, False]
+    places, at_end = found.places(torch.full((3,), 2.0, dtype=DOUBLE))
+    assert places.tolist() == [1.0, 1.0, -1.0]
+    assert at_end.tolist() == [False, False, False]
+
+
+def test_a_rejected_step_beyond_the_range_of_numbers_spoils_no_gradient() -> None:
+    """The first step of one sample overflows, while the other takes it."""
+    rates, y0 = torch.tensor([50.0, 0.1], dtype=DOUBLE), torch.ones(2, 1, dtype=DOUBLE)
+    options: dict[str, Any] = {"adjoint": sn.Direct(), "controller": sn.Integral(dt0=0.5), "rtol": 1e-3}
+
+    def gradient(y0: Tensor, rates: Tensor, **more: Any) -> tuple[Tensor, Any]:
+        y0, rates = y0.clone().requires_grad_(), rates.clone().requires_grad_()
+        field = lambda t, y, rate: -(rate.unsqueeze(-1) * y**3)
+        sol = sn.solve(field, y0, [0.0, 1.0], args=(rates,), **options, **more)
+        return torch.stack([x.sum() for x in torch.autograd.grad(sol.ys[-1].sum(), [y0, rates])]), sol
+
+    together, sol = gradient(y0, rates, batched=True)
+    assert sol.stats.per_sample.rejected.tolist()[0] > sol.stats.per_sample.rejected.tolist()[1] == 0
+    alone = [gradient(y0[i], rates[i])[0] for i in range(2)]
+    assert bool(torch.isfinite(together).all())
+    torch.testing.assert_close(together, alone[0] + alone[1], rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_step_that_some_samples_reject_is_computed_once(grad: bool) -> None:
+    """Also one that leaves the range of numbers; only with a graph it is computed again without that sample."""
+    rates, y0 = torch.tensor([1e3, 0.1], dtype=DOUBLE), torch.ones(2, 1, dtype=DOUBLE)
+    calls: list[Tensor] = []
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        calls.append(y)
+        return -rates[:, None] * y**3
+
+    with torch.set_grad_enabled(grad):
+        options: dict[str, Any] = {"adjoint": sn.Direct(), "controller": sn.Integral(dt0=0.5), "rtol": 1e-3}
+        sol = sn.solve(field, y0, [0.0, 1.0], batched=True, **options)
+    assert sol.stats.per_sample is not None
+    assert sol.stats.per_sample.rejected.tolist()[0] > 0
+    assert len(calls) == sol.stats.nfe + sol.stats.checks
+    attempts = sol.stats.accepted + sol.stats.rejected
+    assert (sol.stats.nfe == 1 + 6 * attempts) is not grad
+
+
+def test_outputs_that_were_passed_leave_out_the_ends() -> None:
+    """With or without ends, a sample has passed its first output at the start."""
+    outputs = LaneOutputs(torch.tensor([[0.0, 0.5, 1.0]] * 2, dtype=DOUBLE), ends=True)
+    before = outputs.passed()
+    outputs.close(2)
+    for lanes, numbers in (before, outputs.passed()):
+        assert (lanes.tolist(), numbers.tolist()) == ([0, 1], [0, 0])
+
+
+def test_an_error_names_eight_samples_and_counts_the_others() -> None:
+    times = torch.tensor([[0.0, 1.0]] * 30, dtype=DOUBLE)
+    for count, more in ((1, ""), (8, ""), (9, " and 1 more"), (12, " and 4 more"), (30, " and 22 more")):
+        schedule = LaneSchedule(sn.FixedStep(0.5), 4, times, (), DOUBLE, 100)
+        schedule.fail(torch.arange(30) < count, 0)
+        error, last = schedule.error(), min(count, 8) - 1
+        assert isinstance(error, sn.NonFiniteState)
+        assert f"{count} of 30 samples failed: sample 0 (" in str(error)
+        assert f"sample {last} (non-finite state at t = 0){more}. All other" in str(error)
+        assert error.samples == tuple(range(count))
+
+
+def test_a_sample_that_overflows_in_a_fixed_step_is_not_finite_from_its_end_on() -> None:
+    rates, y0 = torch.tensor([0.1, 1e200], dtype=DOUBLE), torch.ones(2, 1, dtype=DOUBLE)
+    options: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(0.25), "batched": True}
+    sol = sn.solve(lambda t, y, r: r[:, None] * y**3, y0, [0.0, 1.0], args=(rates,), throw=False, **options)
+    assert sol.stats.per_sample is not None
+    assert sol.stats.per_sample.statuses == [sn.Status.SUCCESS, sn.Status.NON_FINITE_STATE]
+    assert isinstance(sol.error, sn.NonFiniteState)
+    assert "sample 1 (non-finite state at t = 0.25)" in str(sol.error)
+
+
+def test_a_step_of_a_sample_that_stops_short_by_rounding_lands() -> None:
+    """Four times the distance of neighbouring floats is rounding, more is not; as for a sample alone."""
+    ulp = math.ulp(1.0)
+    ends = torch.tensor([1.0 - 4.0 * ulp, 1.0 - 4.5 * ulp], dtype=DOUBLE)
+    schedule = LaneSchedule(sn.Integral(), 4, torch.tensor([[0.0, 1.0]] * 2, dtype=DOUBLE), (), DOUBLE, 100)
+    schedule.begin(ends)
+    plan = schedule.next()
+    assert plan is not None
+    assert plan.lands.tolist() == [True, False]
+    assert plan.t1.tolist() == [1.0, float(ends[1])]

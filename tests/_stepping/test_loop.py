@@ -13,6 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import seminode as sn
+from seminode._field.determinism import Determinism
+from seminode._field.field import Field
+from seminode._field.pytree import Layout
+from seminode._field.reach import reachable
+from seminode._stepping.engine import EagerStepper, EvaluationLog, eager_engine
+from seminode._stepping.loop import integrate
+from seminode._stepping.observers import Counter, Observer
+from seminode._stepping.schedule import Plan, Schedule
+from seminode._stepping.step import Step
 from seminode.solvers import BY_NAME, SolverName
 from seminode.solvers.explicit import EXPLICIT
 
@@ -197,3 +206,75 @@ def test_a_field_that_writes_into_its_last_answer_is_refused(solver: SolverName,
     controller = sn.FixedStep(0.1) if solver == "rk4" else None
     with pytest.raises(ValueError, match="wrote into a tensor that it had returned before"):
         sn.solve(field, torch.ones(2), [0.0, 1.0], solver=solver, controller=controller, adjoint=adjoint)
+
+
+@pytest.mark.parametrize("name", ["dopri5", "dopri8"])
+def test_an_error_that_was_not_asked_for_is_computed_later(name: SolverName) -> None:
+    """As of compiled steps, which hand out its size only; with the slope at the end where the estimate reads it."""
+    solver: Any = BY_NAME[name]()
+
+    def evaluate(t: float, y: Tensor, *, stage: int | None = None, shift: Tensor | None = None) -> Tensor:
+        return torch.cos(y) * t
+
+    y0 = torch.tensor([0.3, 0.9], dtype=torch.float64)
+    plan = Plan(0.2, 0.7, 0.5, 0.5)
+    at_once, later = (EagerStepper(solver, evaluate, controlled)(plan, y0, None) for controlled in (True, False))
+    assert torch.equal(at_once.error(), later.error())
+    assert bool(at_once.error().abs().min() > 0.0)
+
+
+@pytest.mark.parametrize("name", ["rk4", "heun", "dopri5", "implicit_euler", "radauIIA3"])
+def test_a_sample_of_a_step_is_an_evaluation_of_the_field(name: SolverName) -> None:
+    """One that was made in any case, unless the slopes of the solver are no evaluations."""
+    solver, y0 = BY_NAME[name](), torch.tensor([0.3, 0.9], dtype=torch.float64)
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return torch.cos(y) * (1.0 + t)
+
+    class Sampling(Observer):
+        def accepted(self, step: Step, ratio: float) -> None:
+            t, y, slope = step.sample()
+            assert step.plan.t0 <= t <= step.plan.t1
+            torch.testing.assert_close(slope, field(torch.tensor(t, dtype=torch.float64), y), rtol=1e-9, atol=1e-9)
+
+    counts = []
+    for observers in ([], [Sampling()]):
+        counter = Counter()
+        flat = Field(field, Layout.of(y0), torch.float64)
+        engine = eager_engine(flat, solver, y0, Determinism(y0.device, reachable(())), EvaluationLog(counter))
+        schedule = Schedule(sn.FixedStep(0.25), solver.order, (0.0, 1.0), (), torch.float64)
+        integrate(engine, schedule, y0, [counter, *observers])
+        assert counter.n_accepted == 4
+        counts.append(counter.nfe)
+    assert solver.implicit or counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
+def test_states_keep_their_shape_where_times_are_differentiated(shape: tuple[int, ...]) -> None:
+    ts = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    y0 = torch.ones(shape, dtype=torch.float64)
+    sol = sn.solve(lambda t, y: -y, y0, ts, adjoint=sn.Direct(), rtol=1e-8, atol=1e-8)
+    assert sol.ys.shape == (3, *shape)
+    (grad,) = torch.autograd.grad(sol.ys[-1].sum(), ts)
+    assert grad.tolist() == pytest.approx([math.exp(-1.0) * y0.numel(), 0.0, -math.exp(-1.0) * y0.numel()], abs=1e-6)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_evaluations_that_are_checks_are_counted_apart(listed: bool) -> None:
+    """However many there were before, and also if a check fails."""
+
+    def broken(log: EvaluationLog) -> None:
+        log.add(4.0)
+        raise RuntimeError("unwanted")
+
+    counter = Counter()
+    log = EvaluationLog(counter, [] if listed else None)
+    log.add(0.5)
+    with log.as_checks():
+        log.add(1.0, 2.0, 3.0)
+    assert (counter.nfe, counter.checks) == (1, 3)
+    with pytest.raises(RuntimeError, match="unwanted"), log.as_checks():
+        broken(log)
+    log.add_nodes(Plan(1.0, 3.0, 2.0, 2.0), (0.0, 0.25, 1.0))
+    assert (counter.nfe, counter.checks) == (4, 4)
+    assert log.times == ([0.5, 1.0, 1.5, 3.0] if listed else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from stubs import (
 from torch import Tensor
 
 import seminode as sn
+from seminode._stepping import loop
+from seminode._stepping.known_plans import RecordedSchedule
 from seminode._stepping.loop import integrate
 from seminode._stepping.observers import Observer
-from seminode._stepping.schedule import RecordedSchedule, Schedule
+from seminode._stepping.schedule import Schedule
 from seminode._stepping.step import Step
 
 START = StubMemory(number(0.0), None, "start")
@@ -244,6 +247,17 @@ def test_states_of_fixed_steps_are_looked_at_where_that_is_wanted() -> None:
     unchecked = StubEngine.of(ACCEPTED, bad, controlled=False)
     y, _ = run(unchecked, StubSchedule(plans(3)), controlled=False, check=False)
     assert y.item() == math.inf
+
+
+def test_a_leaf_that_is_not_finite_is_named_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of states on a device, only whether all of their entries are finite is read."""
+    where = "the state became NaN or infinite at t = 1"
+    for host, message, leaf in ((True, f"{where} (leaf y, dt = 1).", "y"), (False, f"{where} (dt = 1).", None)):
+        monkeypatch.setattr(loop, "on_host", lambda x, host=host: host)
+        stub = StubEngine.of(Outcome(change=math.inf), controlled=False)
+        with pytest.raises(sn.NonFiniteState, match=re.escape(message)) as caught:
+            run(stub, StubSchedule(plans(1)), controlled=False, together=True)
+        assert caught.value.leaf == leaf
 
 
 def test_every_fixed_step_is_accepted_with_no_ratio() -> None:

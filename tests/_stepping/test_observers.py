@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
-from seminode._stepping.observers import Selection
+from seminode._stepping.observers import Samples, Selection
 from seminode._stepping.problem import Problem
 from seminode.solvers import BY_NAME, SolverName
 
@@ -181,6 +182,14 @@ def test_progress_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown.getvalue().endswith("\n")
 
 
+def test_the_progress_bar_says_how_many_steps_were_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    sol = sn.solve(lambda t, y: -20.0 * y, ONE, [0.0, 1.0], progress=True, controller=sn.Integral(dt0=1.0))
+    assert sol.stats.rejected > 0
+    assert f"rejected={sol.stats.rejected}]" in shown.getvalue()
+
+
 def test_solution_prints_well() -> None:
     sol = sn.solve(decay, ONE, [0.0, 1.0])
     assert repr(sol) == f"Solution(2 outputs, success, {sol.stats})"
@@ -208,6 +217,7 @@ def test_a_selection_is_spread_evenly(offered: int, kept: list[int]) -> None:
     ("times", "options", "inside"),
     [
         ((0.0, 1.0), {}, False),
+        ((0.0, 1.0), {"controller": sn.Integral(land=False)}, True),
         ((0.0, 0.5, 1.0), {}, True),
         ((0.0, 0.5, 1.0), {"save": "last"}, False),
         ((0.0, 1.0), {"events": ("an event",)}, True),
@@ -215,7 +225,8 @@ def test_a_selection_is_spread_evenly(offered: int, kept: list[int]) -> None:
 )
 def test_outputs_between_the_ends_may_lie_inside_of_steps(times: Any, options: Any, inside: bool) -> None:
     y: Any = None
-    assert Problem(y, y, y, times, y, y, y, **options).outputs_inside is inside
+    options = {"controller": sn.Integral(), **options}
+    assert Problem(field=y, y0=y, ts=y, times=times, solver=y, error=y, **options).outputs_inside is inside
 
 
 @pytest.mark.parametrize("end", [1.0, 1000.0, -1000.0])
@@ -228,3 +239,43 @@ def test_dense_output_knows_its_ends_as_far_as_the_dtype_can_name_them(end: floa
     for t in (torch.tensor(end * (1.0 + 1e-14), dtype=torch.float64), end * (1.0 + 1e-6)):
         with pytest.raises(ValueError, match="t: the solution is known on"):
             sol.dense(t)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sampled"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 2]), (5, [0, 2, 4]), (100, [0, 32, 64])]
+)
+def test_samples_of_later_steps_are_two_however_many_steps_there_are(steps: int, sampled: list[int]) -> None:
+    """The latest whose number is a power of two; the first step is that of the interval."""
+    none: Any = SimpleNamespace(claim=lambda plan, cursor: cursor)
+    samples = Samples(none, 0)
+    for i in range(steps):
+        step: Any = SimpleNamespace(sample=lambda i=i: (float(i), None, None), plan=SimpleNamespace(crosses_jump=False))
+        samples.accepted(step, 0.0)
+    assert samples.times == sampled
+
+
+def test_dense_output_takes_real_times_on_the_interval() -> None:
+    dense = sn.solve(decay, ONE, [2.0, 1.0], dense=True, controller=sn.FixedStep(0.25), solver="rk4").dense
+    assert dense is not None
+    assert repr(dense) == "DenseSolution([2, 1], 4 steps)"
+    assert (dense.t0, dense.t1) == (2.0, 1.0)
+    for bad in (torch.tensor([True]), torch.tensor([1.5 + 0.0j])):
+        with pytest.raises(TypeError, match=rf"^t: expected real times, found dtype {bad.dtype}$"):
+            dense(bad)
+    for t in (0.99, 2.01, float("nan")):
+        with pytest.raises(ValueError, match=rf"^t: the solution is known on \[1, 2\], found {t:g}$"):
+            dense(torch.tensor([1.5, t], dtype=torch.float64))
+    assert dense(torch.tensor([1, 2])).shape == (2, 2)
+    assert dense(2).tolist() == pytest.approx(ONE.tolist())
+
+
+@pytest.mark.parametrize("ts", [[0.0, 1.0], [1.0, 0.0]])
+def test_dense_output_at_the_ends_of_steps_is_the_state_there(ts: list[float]) -> None:
+    options: dict[str, Any] = {"controller": sn.FixedStep(0.3), "solver": "rk4"}
+    steps = sn.solve(decay, ONE, ts, save="steps", **options)
+    dense = sn.solve(decay, ONE, ts, dense=True, **options).dense
+    assert dense is not None
+    assert len(steps.ts) == 5
+    torch.testing.assert_close(dense(steps.ts), steps.ys, rtol=1e-12, atol=1e-12)
+    between = 0.5 * (steps.ts[1:] + steps.ts[:-1])
+    torch.testing.assert_close(dense(between)[:, 0], torch.exp(ts[0] - between), rtol=1e-3, atol=0.0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import seminode as sn
-from seminode._stepping.schedule import Schedule
+from seminode._stepping.schedule import PLANS, GridPlan, Plan, Schedule, SinglePlan
 
 
 def switched(jump: float, seen: list[float] | None = None, inclusive: bool = False) -> Any:
@@ -157,3 +157,48 @@ def test_a_step_that_stops_short_by_rounding_lands() -> None:
 def test_the_smallest_step_is_dt_min_to_rounding() -> None:
     schedule = Schedule(sn.Integral(dt_min=0.1), 4, (0.0, 1.0), (), torch.float64)
     assert 0.1 * (1.0 - 1e-11) < schedule.smallest < 0.1
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_step_of_a_grid_between_two_jumps_evaluates_inside(sign: float) -> None:
+    inside = (0.3 + 1e-9, 0.7 - 1e-9)
+    t0, t1 = (0.3, 0.7) if sign > 0 else (0.7, 0.3)
+    plan = GridPlan(t0, t1, t1 - t0, t1 - t0, lowest=inside[0], highest=inside[1])
+    first, last = inside if sign > 0 else inside[::-1]
+    assert [plan.stage_time(c) for c in (0.0, 1.0)] == [first, last]
+
+
+def test_the_end_of_an_interval_is_no_jump() -> None:
+    sol = sn.solve(lambda t, y: -y, torch.ones(1, dtype=torch.float64), [0.0, 1.0], record=True)
+    assert sol.record is not None
+    assert max(sol.record.evaluations) == 1.0
+    assert all(math.isinf(plan.highest) for plan in sol.record.accepted)
+
+
+@pytest.mark.parametrize("kind", [Plan, *PLANS.values()])
+def test_times_of_stages_together_are_those_one_by_one(kind: type[Plan]) -> None:
+    nodes = [0.0, 0.161, 0.9, 1.0]
+    for lowest, highest in ((-math.inf, math.inf), (0.1001, math.inf), (-math.inf, 0.3999), (0.1001, 0.3999)):
+        plan = kind(0.1, 0.4, 0.4 - 0.1, 0.3, lowest=lowest, highest=highest)
+        assert plan.stage_times(nodes) == [plan.stage_time(c) for c in nodes]
+
+
+@pytest.mark.parametrize("t1", [0.75, 0.25])
+def test_times_of_stages_in_single_precision_are_those_of_single_precision_arithmetic(t1: float) -> None:
+    t0, nodes = 0.5, [0.0, 0.2, 1.0 / 3.0, 0.9, 1.0]
+    plan = SinglePlan(t0, t1 / 3.0, t1 / 3.0 - t0, 1.0)
+    start, dt, c = (torch.tensor(x, dtype=torch.float32) for x in (t0, plan.dt, nodes))
+    assert plan.stage_times(nodes)[:-1] == (start + c * dt).tolist()[:-1]
+    assert plan.stage_times(nodes)[-1] == plan.t1
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_step_that_begins_at_time_zero_may_be_a_tiny_part_of_the_interval(sign: float) -> None:
+    """The clock itself could tell far smaller steps apart there."""
+    schedule = Schedule(sn.Integral(), 4, (0.0, 50.0 * sign), (), torch.float64)
+    assert schedule.finest == 50.0 * 1e-30
+    assert schedule.probe_length(0.0) == 100.0 * 1e-30
+    schedule.begin(0.0)
+    plan = schedule.next()
+    assert plan is not None
+    assert plan.dt == sign * 100.0 * 1e-30

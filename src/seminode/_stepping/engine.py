@@ -19,8 +19,9 @@ from .._field.pytree import Layout, real_dtype
 from ..solvers._linear import Jacobian, LinearSolver, given_jacobian, jacobian_of
 from ..solvers.base import Evaluate, Memory, Solver
 from .combination import MovingStep, StepSize
+from .known_plans import KnownPlans
 from .observers import Counter, Observer
-from .schedule import Plan
+from .schedule import Plan, Schedule
 from .step import Shifts, Step, attempt
 
 
@@ -77,7 +78,10 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """What the loop steps with. `layout` names the leaves of the state in error messages."""
+    """What the loop steps with. `layout` names the leaves of the state in error messages.
+
+    `along` makes a stepper that may take several steps at once, since their plans are known or can be foretold.
+    """
 
     solver: Solver
     layout: Layout
@@ -86,6 +90,11 @@ class Engine:
     step: Stepper
     shifts: Shifts | None = None
     start: Starter | None = None
+    along: Callable[[KnownPlans | Schedule], Stepper] | None = None
+
+    def following(self, plans: KnownPlans | Schedule) -> Engine:
+        """An engine for the steps of these plans only."""
+        return self if self.along is None else replace(self, step=self.along(plans))
 
     def start_slope(self, plan: Plan, y: Tensor, memory: Memory) -> Tensor:
         """f at the start of a step, on the right side of a jump there."""
@@ -268,7 +277,8 @@ class AnnouncedStepper:
 
 def announced(engine: Engine, observers: Sequence[Observer]) -> Engine:
     """The engine, with its steps announced to the observers that a user has passed."""
-    return replace(engine, step=AnnouncedStepper(engine.step, observers)) if observers else engine
+    # One step at a time: an observer may change what the next one depends on.
+    return replace(engine, step=AnnouncedStepper(engine.step, observers), along=None) if observers else engine
 
 
 def _moved(shift: tuple[Tensor, Tensor], c: float, stage: int | None, solver: Solver) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._field.pytree import Layout, real_dtype
+from .._host_numbers import TYPE_CODES, as_tensor
 from .combination import StepSize, combine, length, scaled_sum, sparse
 
 Matrix = Sequence[Sequence[float]]
@@ -51,11 +52,37 @@ def coefficients(matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tens
     return torch.stack([y0, *(scaled_sum(dt, sparse(column), slopes) for column in columns)])
 
 
+def coefficients_by_product(matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tensor]) -> Tensor:
+    """The same to rounding, without a graph: one product of matrices takes a third of the time of a sum for each power.
+
+    On accelerators products may be less precise than sums.
+    """
+    if not isinstance(dt, float) or y0.device.type != "cpu" or y0.dtype not in TYPE_CODES:
+        return coefficients(matrix, y0, dt, slopes)
+    read = [i for i, row in enumerate(matrix) if any(row)]  # another one need not be finite
+    powers = len(matrix[0])
+    weights = as_tensor([dt * x for i in read for x in matrix[i]], y0.dtype, y0.device).view(len(read), powers)
+    found = y0.new_empty((1 + powers, *y0.shape))
+    found[0] = y0
+    stacked = torch.stack([slopes[i] for i in read]).reshape(len(read), -1)
+    torch.mm(weights.T, stacked, out=found[1:].view(powers, -1))
+    return found
+
+
 class DenseSolution:
     """The solution as a function of time, one polynomial per step; differentiable, also with respect to the time.
 
     Call it with a number or a tensor of times of any shape: each leaf of the result has the shape of the times
     followed by its own. Times outside of the interval that was solved raise an error.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> y0 = torch.ones(2, dtype=torch.float64)
+        >>> dense = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], dense=True).dense
+        >>> dense
+        DenseSolution([0, 1], 5 steps)
+        >>> dense(torch.linspace(0.0, 1.0, 6).reshape(2, 3)).shape
+        torch.Size([2, 3, 2])
     """
 
     def __init__(self, knots: Tensor, coefficients: Tensor, layout: Layout, dtype: torch.dtype):

@@ -274,7 +274,7 @@ def added_to(y: Tensor, lanes: Tensor, rows: Tensor) -> Tensor:
 
 
 class LaneSampler(Observer):
-    """Collects the rows, and which of them lie in which step; as [`Sampler`][seminode._stepping.observers.Sampler]."""
+    """Collects the rows, and which of them lie in which step; as [`Sampler`][seminode._stepping.outputs.Sampler]."""
 
     def __init__(self, outputs: LaneOutputs, y0: Tensor, solver: Solver, shifts: Any = None):
         self._outputs, self._solver, self._shifts = outputs, solver, shifts

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._error_norm import ErrorNorm
 from .._field.pytree import is_finite
-from .._ranks import ALONE
+from .._ranks import ALONE, Alone
 from ..errors import MaxStepsReached, NewtonDivergence, NonFiniteState, StepFailure, StepSizeUnderflow
 from ..solvers.base import Memory
 from .engine import Engine
@@ -50,16 +50,18 @@ def integrate(
     check: bool = True,
     together: bool = False,
     search: Search | None = None,
+    ranks: Alone = ALONE,
 ) -> tuple[Tensor, Memory]:
     """Step from y to the end of the schedule; observers see every step. Returns the last state and memory.
 
     `error=None` accepts every step; `check` then tests each one for NaN and infinity, which the error norm does
     otherwise, and with `together` tests may come later than the steps (see `StateChecks`). `max_steps` limits the
     attempts that the engine's counter has seen, over several calls if it is the same. `search` discards steps
-    that cross an event, and ends the loop before a step that lands on one.
+    that cross an event, and ends the loop before a step that lands on one. `ranks` take the same steps, and all of
+    them fail if one does.
     """
     ratio, last = math.nan, None
-    checks = StateChecks(engine, together and not on_host(y))
+    checks = StateChecks(engine, together and (ranks.several or not on_host(y)), ranks)
     while (plan := schedule.next()) is not None:
         if engine.counter.attempts >= max_steps:
             _too_many_steps(engine, plan, y, max_steps, error)
@@ -87,17 +89,23 @@ def integrate(
     return y, memory
 
 
+def place_of(leaf: str | None) -> str:
+    """Where something is not finite: in a leaf of this rank, or on another one."""
+    return "on another rank" if leaf is None else f"leaf {leaf}"
+
+
 def on_host(x: Tensor) -> bool:
     """Whether reading a value does not wait for a device."""
     return x.device.type == "cpu"
 
 
 class PendingTests:
-    """Tests of steps on a device, read by the host all at once. Reading each of them would wait for the device."""
+    """Tests of steps, read all at once: reading each of them would wait for a device, or for the other ranks."""
 
     MANY = 1000
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Alone = ALONE) -> None:
+        self._ranks = ranks
         self._tests: list[tuple[Plan, Tensor]] = []
 
     def add(self, plan: Plan, passed: Tensor) -> Plan | None:
@@ -106,26 +114,27 @@ class PendingTests:
         return self.failed() if len(self._tests) == self.MANY else None
 
     def failed(self) -> Plan | None:
-        """The first step that has failed, of those since the last call."""
+        """The first step that has failed on any rank, of those since the last call."""
         if not self._tests:
             return None
         plans, passed = zip(*self._tests, strict=True)
         self._tests = []
-        return next((plan for plan, good in zip(plans, torch.stack(passed).tolist(), strict=True) if not good), None)
+        good = self._ranks.all(*torch.stack(passed).tolist())
+        return None if all(good) else plans[good.index(False)]
 
 
 class StateChecks:
-    """Refuses steps whose new states are not finite: at once, or all together if reading has to wait for a device."""
+    """Refuses steps whose new states are not finite: at once, or all together if reading would have to wait."""
 
-    def __init__(self, engine: Engine, together: bool):
-        self._engine, self._together = engine, together
-        self._pending = PendingTests()
+    def __init__(self, engine: Engine, together: bool, ranks: Alone):
+        self._engine, self._together, self._ranks = engine, together, ranks
+        self._pending = PendingTests(ranks)
 
     def add(self, step: Step) -> None:
         refuse_failure(self._engine, step)
         if self._together:
             self._refuse(self._pending.add(step.plan, torch.isfinite(step.y1.detach()).all()))
-        elif not step.is_finite():
+        elif not self._ranks.every(step.is_finite()):
             _not_finite(step.plan, self._engine.layout.non_finite_leaf(step.y1.detach()))
 
     def close(self) -> None:
@@ -195,7 +204,7 @@ def _underflow(
         leaf = layout.non_finite_leaf(bad.detach())
         raise NonFiniteState(
             f"just after t = {plan.t0:g} the field or the state is NaN or infinite, however small the step "
-            f"(leaf {leaf}, dt = {plan.dt:.3g}). The solution may blow up there, or the field is not defined.",
+            f"({place_of(leaf)}, dt = {plan.dt:.3g}). The solution may blow up there, or the field is not defined.",
             t=plan.t0,
             dt=plan.dt,
             leaf=leaf,

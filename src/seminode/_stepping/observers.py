@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,8 @@ from .checkpoints import Checkpoints
 from .schedule import Plan
 
 if TYPE_CHECKING:
-    from .step import Shifts, Step
+    from .outputs import Outputs
+    from .step import Step
 
 #: What determines the rest of a solve: the state, and what the solver carries beside it.
 State = tuple[Tensor, ...]
@@ -119,117 +119,6 @@ class Recorder(Observer):
         return Record(*kept) if report is None else Record(*kept, report)
 
 
-class Outputs(Protocol):
-    """Which outputs lie in which step, and their values; adjoints that take the steps again ask it too."""
-
-    def claim(self, plan: Plan, cursor: int) -> int:
-        """How many outputs are done after this step, if `cursor` were done before it."""
-        ...
-
-    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
-        """Outputs low … high − 1, which lie in this step, stacked."""
-        ...
-
-    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
-        """The positions in the step, from 0 to 1, of those outputs that are not at its end; they come first."""
-        ...
-
-
-class AtTimes:
-    """The solution at given times, by the step's polynomial; at the end of a step, the state itself."""
-
-    def __init__(self, times: Sequence[float]):
-        self._times = times
-        self._sign = -1.0 if times[-1] < times[0] else 1.0
-
-    def claim(self, plan: Plan, cursor: int) -> int:
-        end = self._sign * plan.t1
-        while cursor < len(self._times) and self._sign * self._times[cursor] <= end:
-            cursor += 1
-        return cursor
-
-    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
-        return [(t - plan.t0) / plan.dt for t in self._times[low : self._inner(plan, low, high)]]
-
-    def _inner(self, plan: Plan, low: int, high: int) -> int:
-        while high > low and self._times[high - 1] == plan.t1:
-            high -= 1
-        return high
-
-    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
-        # A time that is differentiated may be at the end by chance only.
-        moving = high - 1 if step.plan.final and high == len(self._times) else high
-        inner = self._inner(step.plan, low, high) if shifts is None else moving
-        ends = [step.y1.unsqueeze(0)] * (high - inner)
-        if inner == low:
-            return torch.cat(ends) if len(ends) > 1 else ends[0]
-        moved = None if shifts is None else shifts.outputs(low, inner)
-        inside = step.at(self._times[low:inner], moved)
-        return torch.cat([inside, *ends]) if ends else inside
-
-
-class LastOnly:
-    """The state at the end of the interval only."""
-
-    def claim(self, plan: Plan, cursor: int) -> int:
-        return cursor + plan.final
-
-    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
-        return step.y1.unsqueeze(0)
-
-    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
-        return []
-
-
-class EveryStep:
-    """The state at the end of every accepted step."""
-
-    def claim(self, plan: Plan, cursor: int) -> int:
-        return cursor + 1
-
-    def of(self, step: Step, low: int, high: int, shifts: Shifts | None) -> Tensor:
-        return step.y1.unsqueeze(0)
-
-    def inside(self, plan: Plan, low: int, high: int) -> list[float]:
-        return []
-
-
-class Sampler(Observer):
-    """Collects the outputs, and which of them lie in which step."""
-
-    def __init__(self, outputs: Outputs, first: Sequence[Tensor], shifts: Shifts | None = None):
-        self._outputs = outputs
-        self._shifts = shifts
-        self._pieces = [y.unsqueeze(0) for y in first]
-        self._cursor = len(self._pieces)
-        self._begins = bool(self._pieces)  # with y0 itself, which must not be handed back
-        self.ranges: list[tuple[int, int]] = []
-
-    def accepted(self, step: Step, ratio: float) -> None:
-        low, high = self._cursor, self._outputs.claim(step.plan, self._cursor)
-        if high > low:
-            self._pieces.append(self._outputs.of(step, low, high, self._shifts))
-            self._cursor = high
-        self.ranges.append((low, high))
-
-    def append(self, y: Tensor) -> None:
-        """One more output: the state at the end of the last step."""
-        if self.ranges:
-            self._pieces.append(y.unsqueeze(0))
-            self._cursor += 1
-            self.ranges[-1] = self.ranges[-1][0], self._cursor
-
-    @property
-    def count(self) -> int:
-        return self._cursor
-
-    def stacked(self, like: Tensor) -> Tensor:
-        if not self._pieces:
-            return like.new_empty((0, *like.shape))
-        # A state that is the only output is handed over as it is: a large one should not be there twice.
-        return torch.cat(self._pieces) if len(self._pieces) > 1 or self._begins else self._pieces[0]
-
-
 class Tape(Observer):
     """The accepted steps. Subclasses also keep what an adjoint needs for its backward pass.
 
@@ -315,14 +204,15 @@ class EndTape(Tape):
 
 
 class PolynomialTape(Tape):
-    """The polynomial of every step."""
+    """The polynomial of every step; a `quick` one to rounding, for an adjoint that nobody differentiates through."""
 
-    def __init__(self) -> None:
+    def __init__(self, quick: bool = False) -> None:
         super().__init__()
+        self._quick = quick
         self._coefficients: list[Tensor] = []
 
     def accepted(self, step: Step, ratio: float) -> None:
-        self._coefficients.append(step.coefficients())
+        self._coefficients.append(step.quick_coefficients() if self._quick else step.coefficients())
         super().accepted(step, ratio)
 
     def hand_over(self) -> list[Tensor]:

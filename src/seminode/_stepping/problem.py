@@ -52,8 +52,8 @@ class Problem:
 
     @property
     def outputs_inside(self) -> bool:
-        """Whether outputs may lie inside of steps."""
-        return self.save == "ts" and (len(self.times) > 2 or bool(self.events))
+        """Whether outputs may lie inside of steps: the last one too, if the last step need not end there."""
+        return self.save == "ts" and (len(self.times) > 2 or bool(self.events) or not self.controller.land)
 
     @property
     def trivial(self) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..controllers import Controller, Verdict
+from ..controllers import Controller, Integral, Verdict
 from ..grids import Grid
 
 
@@ -24,6 +24,22 @@ class Plan(NamedTuple):
     A step that lands on a fixed place (a jump, a step-to time, the end) ends exactly there. What moves with what
     decides the gradient with respect to times: `floating` means that t0 is ts[0] plus a constant; a step that does
     not land has a constant dt, so that t1 moves with t0; a `final` one ends on ts[-1].
+
+    Attributes:
+        t0, t1, dt: the start, the end, and the signed length.
+        proposal: the length that the controller proposed; the step is shorter if it had to land.
+        floating: whether t0 moves with ts[0].
+        landing: whether the step ends on a fixed place.
+        final: whether it ends on the last output time.
+        crosses_jump: whether the field jumps at its end.
+        lowest, highest: times handed to the field are kept between them: on the correct side of a jump at either end.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> field = lambda t, y: torch.where(t < 0.5, -y, y)
+        >>> sol = sn.solve(field, torch.ones(1, dtype=torch.float64), [0.0, 1.0], jumps=[0.5], record=True)
+        >>> [(plan.t1, plan.crosses_jump) for plan in sol.record.accepted if plan.landing]
+        [(0.5, True), (1.0, False)]
     """
 
     t0: float
@@ -34,7 +50,6 @@ class Plan(NamedTuple):
     landing: bool = False
     final: bool = False
     crosses_jump: bool = False
-    #: Times handed to the field are kept inside [lowest, highest]: the correct side of a jump at either end.
     lowest: float = float("-inf")
     highest: float = float("inf")
 
@@ -71,6 +86,13 @@ class Plan(NamedTuple):
             return self.lowest
         return t if t <= self.highest else self.highest
 
+    def stage_times(self, nodes: Iterable[float]) -> list[float]:
+        """The times of several stages."""
+        t0, t1, dt, _, _, _, _, _, lowest, highest = self
+        if lowest == -math.inf and highest == math.inf:  # no jump near by; one call instead of many
+            return [t1 if c == 1.0 else t0 + c * dt for c in nodes]
+        return [self.stage_time(c) for c in nodes]
+
 
 class GridPlan(Plan):
     """A step between times of a grid whose inner times are computed as the grid was: in single precision, say.
@@ -80,6 +102,9 @@ class GridPlan(Plan):
 
     single: ClassVar[bool] = False
     sums_ends: ClassVar[bool] = False
+
+    def stage_times(self, nodes: Iterable[float]) -> list[float]:
+        return [self.stage_time(c) for c in nodes]
 
     def stage_time(self, c: float) -> float:
         # Only the ends can be jumps; a step as short as the rounding error has none of its inner times moved.
@@ -259,6 +284,20 @@ class Schedule:
         taken = abs(plan.dt) if plan.landing else plan.proposal
         return self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
 
+    def forecast(self) -> list[float] | None:
+        """The numbers from which the coming plans follow, together with the error ratios of the steps.
+
+        Programs that take several steps before we have judged the first one foretell plans from them, in the order of
+        `Forecast` in `_compile/chain.cpp`. `None` where nothing can be foretold.
+        """
+        controller, place = self.controller, self._places[self._next]
+        if type(controller) is not Integral or controller.at_dt_min != "raise" or self._on_jump:
+            return None
+        assert self._proposal is not None
+        clock = self._s, self._carry, self._sign, place.s, float(place.is_jump), self._end, self._resolution
+        rule = controller.safety, controller.factor_min, controller.factor_max, controller.dt_max
+        return [*clock, self._proposal, float(self._order), *rule]
+
     def judge(self, plan: Plan, ratio: float) -> bool:
         """Accept or reject a step, and move on if it is accepted."""
         verdict = self._verdict(plan, ratio)
@@ -318,18 +357,3 @@ def neighbours(t: float, dtype: torch.dtype) -> tuple[float, float]:
     ends = torch.tensor([-math.inf, math.inf], dtype=dtype)
     below, above = torch.nextafter(at.expand(2), ends).tolist()
     return below, above
-
-
-class RecordedSchedule:
-    """Follows plans that were made before; every step is accepted."""
-
-    smallest = 0.0
-
-    def __init__(self, plans: Sequence[Plan]):
-        self._plans = iter(plans)
-
-    def next(self) -> Plan | None:
-        return next(self._plans, None)
-
-    def judge(self, plan: Plan, ratio: float) -> bool:
-        return True

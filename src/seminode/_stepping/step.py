@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from ..controllers import Controller
 from ..grids import Grid
 from ..solvers.base import Evaluate, Memory, Solver, StepResult
 from .combination import MovingStep, StepSize, length
-from .interpolation import coefficients, evaluate
+from .interpolation import coefficients, coefficients_by_product, evaluate
 from .schedule import Plan
 
 
@@ -121,13 +122,13 @@ class Step:
         "_end_slope",
         "_error",
         "_evaluate_end",
-        "_matrix",
         "_memory0",
         "_ratio",
         "_result",
         "_shift",
         "_solver",
         "dt",
+        "matrix",
         "plan",
         "saved",
         "slopes",
@@ -146,16 +147,17 @@ class Step:
         *,
         dt: StepSize,
         shift: tuple[Tensor, Tensor] | None = None,
-        ratio: Tensor | None = None,
+        ratio: Tensor | float | None = None,
         saved: Any = None,
     ):
         self._solver, self._memory0 = solver, memory
         self._result, self._end_slope, self._error = attempted
-        self._matrix = self._result.interpolant or solver.interpolant
         self._evaluate_end = evaluate_end
         self._shift, self._ratio = shift, ratio
         self.plan, self.dt = plan, dt
         self.y0, self.y1, self.slopes = y0, self._result.y1, self._result.slopes
+        #: The weights of the slopes in its polynomial.
+        self.matrix = self._result.interpolant or solver.interpolant
         #: What a compiled step keeps for its VJP.
         self.saved = saved
 
@@ -215,7 +217,7 @@ class Step:
         if self.failure is not None:
             return norm.failed(self.y0)
         if self._ratio is not None:
-            return norm.of_program(self._ratio)
+            return norm.of_program(self._ratio) if isinstance(self._ratio, Tensor) else self._ratio
         error, y0, y1 = self.error(), self.y0, self.y1
         if torch.is_grad_enabled():
             error, y0, y1 = error.detach(), y0.detach(), y1.detach()
@@ -231,7 +233,8 @@ class Step:
 
     def is_finite(self) -> bool:
         """Whether the new state is."""
-        if self._ratio is not None and bool(torch.isfinite(self._ratio)):
+        ratio = self._ratio
+        if ratio is not None and (bool(torch.isfinite(ratio)) if isinstance(ratio, Tensor) else math.isfinite(ratio)):
             return True  # which holds a sum over the state
         return is_finite(self.y1)
 
@@ -243,7 +246,7 @@ class Step:
         else:
             ahead = torch.tensor([t - t0 for t in times], dtype=self._shift[0].dtype, device=self.y0.device)
             xs = (ahead - self._shift[0] + (0.0 if moved is None else moved)) / length(self.dt)
-        return evaluate(self._matrix, self.y0, self.dt, self.interpolated(), xs)
+        return evaluate(self.matrix, self.y0, self.dt, self.interpolated(), xs)
 
     def along(self, xs: Sequence[float]) -> Tensor:
         """The step's polynomial at positions x from 0 to 1, stacked; finer than times can tell apart."""
@@ -251,9 +254,13 @@ class Step:
 
     def coefficients(self) -> Tensor:
         """The step's polynomial in x = (t − t0)/dt, constant first."""
-        return coefficients(self._matrix, self.y0, self.dt, self.interpolated())
+        return coefficients(self.matrix, self.y0, self.dt, self.interpolated())
+
+    def quick_coefficients(self) -> Tensor:
+        """The same to rounding, without a graph."""
+        return coefficients_by_product(self.matrix, self.y0, self.dt, self.interpolated())
 
     def interpolated(self) -> list[Tensor]:
         """The slopes that the step's polynomial reads."""
-        reads_end = len(self._matrix) > len(self.slopes)
+        reads_end = len(self.matrix) > len(self.slopes)
         return [*self.slopes, self.end_slope()] if reads_end else self.slopes
