@@ -352,7 +352,8 @@ def test_values_without_gradients(name: str, kind: str, mode: Any) -> None:
         ys = solve(name, case.field, pytree.tree_map(torch.clone, case.y0)).ys
     for a, b in zip(pytree.tree_leaves(ys), pytree.tree_leaves(expected), strict=True):
         assert not a.requires_grad
-        assert torch.equal(a, b)
+        # Without gradients, outputs of several steps are computed together, which may round differently.
+        torch.testing.assert_close(a, b.detach(), rtol=1e-14, atol=1e-15)
 
 
 @every_adjoint_of_its_own

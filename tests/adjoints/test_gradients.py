@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import math
 from typing import Any
 
 import pytest
@@ -361,3 +362,16 @@ def test_second_derivatives_see_the_same_random_numbers() -> None:
         for a, b in zip(found[0], other, strict=True):
             assert (a is None) == (b is None)
             assert a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("adjoint", [sn.Direct(), sn.Replay()], ids=str)
+def test_a_state_without_axes_keeps_its_shape_where_times_are_differentiated(adjoint: Any) -> None:
+    y0 = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    ts = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
+    sol = sn.solve(lambda t, y: -t * y, y0, ts, adjoint=adjoint, rtol=1e-9, atol=1e-9)
+    assert sol.ys.shape == (3,)
+    (grad,) = torch.autograd.grad(sol.ys[-1], ts)
+    last = math.exp((0.5**2 - 1.5**2) / 2)
+    torch.testing.assert_close(
+        grad, torch.tensor([0.5 * last, 0.0, -1.5 * last], dtype=torch.float64), rtol=1e-6, atol=1e-8
+    )

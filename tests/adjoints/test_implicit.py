@@ -98,7 +98,8 @@ def test_forward_values_do_not_depend_on_the_adjoint() -> None:
     for adjoint in (sn.Direct(), sn.Replay()):
         y0, ts, k = leaves()
         ys.append(sn.solve(robertson, y0, ts.detach(), args=(k,), solver="kvaerno5", adjoint=adjoint).ys.detach())
-    assert torch.equal(*ys)
+    # Without a graph, outputs of several steps are computed together, which may round differently.
+    torch.testing.assert_close(*ys, rtol=1e-14, atol=1e-20)
 
 
 def test_pollution_rates() -> None:

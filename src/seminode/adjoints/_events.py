@@ -29,8 +29,9 @@ from ..errors import NonFiniteState, SolveError, ZenoBehaviour
 from ..events import Occurrences
 from ..solution import BackwardReport
 from ._autograd import FunctionAdjoint
+from ._knots import knots_of
 from ._landing import differentiable_landing, landing_engine
-from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent, knots_of
+from .base import Adjoint, EventResult, ForwardPass, ForwardResult, has_tangent
 
 #: An event that occurs this often in a row after an ever shorter time, below CLOSE times that since the start, gets
 #: nowhere.

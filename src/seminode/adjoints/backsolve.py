@@ -26,7 +26,7 @@ class Backsolve(ContinuousAdjoint):
 
         z′ = f(t, z),    a_z′ = −a_zᵀ ∂f/∂z,    ∂L/∂θ = ∫ a_zᵀ ∂f/∂θ dt
 
-    Nothing of the forward pass is kept but the outputs. The gradient is that of the exact solution, to the tolerance.
+    Only the outputs of the forward pass are kept. The gradient is that of the exact solution, to the tolerance.
     Where the solution contracts, solving backwards is unstable and the gradient wrong; a `DriftWarning` says so.
 
     Arguments:

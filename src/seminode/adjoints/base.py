@@ -17,32 +17,23 @@ from .._compile.graph import Capture
 from .._compile.torch_private import transforms_active
 from .._field.determinism import Determinism
 from .._field.field import Field
-from .._field.pytree import is_finite, real_dtype, shares_memory, wide_dtype
+from .._field.pytree import is_finite, real_dtype, shares_memory
 from .._integrals.auto_norm import Recheck
 from .._stepping.beginning import begin_at_once, check_start, select_first_step
 from .._stepping.budget import Budget
 from .._stepping.engine import Engine, EvaluationLog, announced, eager_engine
 from .._stepping.event_search import EventSearch
+from .._stepping.known_plans import ForeseenSchedule, RecordedSchedule
 from .._stepping.lane_event_search import LaneEventSearch
 from .._stepping.lane_outputs import LaneOutputs, LaneSampler
 from .._stepping.lane_step import AnyFinite, LaneShifts, LaneStepper, begin_lanes, check_ends, check_independent
 from .._stepping.lanes import LaneSchedule, mean_interval
-from .._stepping.loop import integrate
-from .._stepping.observers import (
-    AtTimes,
-    Counter,
-    EveryStep,
-    LastOnly,
-    Observer,
-    PolynomialTape,
-    Recorder,
-    Sampler,
-    Samples,
-    Tape,
-)
+from .._stepping.loop import integrate, place_of
+from .._stepping.observers import Counter, Observer, PolynomialTape, Recorder, Samples, Tape
+from .._stepping.outputs import AtTimes, EveryStep, LastOnly, Sampler
 from .._stepping.problem import Problem
 from .._stepping.progress import Progress
-from .._stepping.schedule import Plan, RecordedSchedule, Schedule
+from .._stepping.schedule import Plan, Schedule
 from .._stepping.scipy_steps import SciPySteps
 from .._stepping.step import Shifts, Step
 from .._stepping.step import time_shifts as step_shifts
@@ -102,20 +93,6 @@ def outputs_of(problem: Problem) -> tuple[Any, int]:
     if problem.save == "ts":
         return AtTimes(times), 1
     return (LastOnly(), 0) if problem.save == "last" else (EveryStep(), 1)
-
-
-def knots_of(problem: Problem, plans: Sequence[Plan]) -> Tensor:
-    """The ends of the steps as a tensor that moves with ts[0] and ts[-1] as the steps do."""
-    ts, y0 = problem.ts, problem.y0
-    wide = wide_dtype(ts)
-    if not plans:
-        return torch.tensor([problem.times[0]] * 2, dtype=wide, device=y0.device)
-    knots = torch.tensor([plans[0].t0, *(plan.t1 for plan in plans)], dtype=wide, device=y0.device)
-    with_start = [True, *(plan.end_floats for plan in plans)]
-    with_end = [False, *(plan.final for plan in plans)]
-    shift = (ts - ts.detach()).to(knots)
-    moves = torch.tensor([with_start, with_end], dtype=wide, device=knots.device)
-    return knots + moves[0] * shift[0] + moves[1] * shift[-1]
 
 
 def time_shifts(problem: Problem, ts: Tensor, y0: Tensor) -> Shifts:
@@ -253,7 +230,8 @@ class ForwardPass:
                     observer.close()
         if self.search is not None and self.search.landing is not None and isinstance(sampler, Sampler):
             self._end_before(self.search.landing.step, sampler)
-        ys = sampler.stacked(y0)
+        with self.determinism.solving():  # outputs may be computed only now
+            ys = sampler.stacked(y0)
         self.ranges, self.count = sampler.ranges, sampler.count
         return ForwardResult(
             ys=ys,
@@ -275,7 +253,8 @@ class ForwardPass:
         memory = solver.start(y0)
         if plans is not None:
             # The same solve once more, not a new one: nothing is inspected or drawn afresh.
-            integrate(engine, RecordedSchedule(plans), y0, observers, memory=memory, check=False)
+            known = RecordedSchedule(plans)
+            integrate(engine.following(known), known, y0, observers, memory=memory, check=False)
             return
         schedule = self.schedule = self.schedule or self._begun_schedule()
         if problem.events and self.search is None:
@@ -298,9 +277,13 @@ class ForwardPass:
             error = None
         elif isinstance(problem.controller, Grid) and self.search is None:
             schedule = RecordedSchedule(schedule.landings())
+        elif not problem.controller.adaptive and engine.along is not None and self.search is None:
+            schedule = ForeseenSchedule(schedule)
         elif schedule.unset:
             assert error is not None
             select_first_step(engine, schedule, y0, k1, error, solver.error_order or solver.order)
+        if self.search is None and not isinstance(schedule, SciPySteps):
+            engine = engine.following(schedule)
         end, memory = integrate(
             engine,
             schedule,
@@ -313,13 +296,18 @@ class ForwardPass:
             # Without an exception, the outputs must end at the step that failed.
             together=problem.throw,
             search=self.search,
+            ranks=problem.ranks,
         )
-        if check and not problem.ranks.every(all(map(is_finite, (end, *solver.carried(memory))))):
-            # Reached only where the norm does not read the leaf that went wrong.
-            leaf, t1 = layout.non_finite_leaf(end.detach()), problem.times[-1]
-            raise NonFiniteState(
-                f"the solution at t = {t1:g} holds a NaN or an infinity (leaf {leaf})", t=t1, leaf=leaf
-            )
+        if check:
+            self._check_end(end, solver.carried(memory))
+
+    def _check_end(self, end: Tensor, carried: Sequence[Tensor]) -> None:
+        """Refuse a NaN or an infinity where the norm does not read the leaf that went wrong."""
+        problem = self.problem
+        if not problem.ranks.every(all(map(is_finite, (end, *carried)))):
+            leaf, t1 = problem.field.layout.non_finite_leaf(end.detach()), problem.times[-1]
+            said = f"the solution at t = {t1:g} holds a NaN or an infinity ({place_of(leaf)})"
+            raise NonFiniteState(said, t=t1, leaf=leaf)
 
     def _end_before(self, landing: Step, sampler: Sampler) -> None:
         """Make this a solve that ends where the step that lands on an event begins, with the state there as an output.

@@ -21,9 +21,10 @@ from ._discrete.sweep import DiscreteAdjoint, Sweep
 class Checkpointed(DiscreteAdjoint):
     """Replay with at most `n` states kept, placed while the number of steps is still unknown.
 
-    The gradient is that of `Replay`. States that are not kept are computed again from the last one that is, more than
-    once if need be: the fewer states, the more work. With n = 10, a thousand steps cost about 2.7 more evaluations of
-    every step, ten thousand 4.8. [`Checkpoints`][seminode._stepping.checkpoints.Checkpoints] says where they are put.
+    The gradient is that of `Replay`. States that are not kept are computed again from the last one that is, if
+    necessary more than once: the fewer states, the more work. With n = 10, a thousand steps cost about 2.7 more
+    evaluations of every step, ten thousand 4.8. [`Checkpoints`][seminode._stepping.checkpoints.Checkpoints] says where
+    they are put.
 
     Arguments:
         n: the number of states, including the initial one.

@@ -55,7 +55,7 @@ class Direct(DiscreteAdjoint):
 
     Arguments:
         memory: how many bytes of activations may be kept, as a whole number or as text such as "4GB", "512MB" or
-            "2GiB"; 0 keeps none. States, of which one per step is kept, and the activations of the step at hand are
+            "2GiB"; 0 keeps none. States, of which one per step is kept, and the activations of the current step are
             not counted. Needs an explicit Runge–Kutta method and `batched=False`. By default, eager solves have no
             limit, and compiled ones may take half of the memory that is free.
 
@@ -158,7 +158,7 @@ class Direct(DiscreteAdjoint):
         if problem.params is None:
             accounting = Accounting(tape.targets, [x for x in inputs.params if not x.is_leaf])
         record = EagerEvaluator(bound, problem.y0, forward.determinism, forward.log)
-        keeper = Keeper(budget, inputs.tensors)
+        keeper = Keeper(budget, inputs.tensors, problem.ranks)
         return recording_engine(problem, record, forward.engine(), accounting, keeper, problem.outputs_inside)
 
     def states(self, request: BackwardRequest) -> SparseStates:
@@ -173,9 +173,9 @@ class Direct(DiscreteAdjoint):
             if recorded:
                 kept = RecordedSteps(recorded, tape.targets, request.inputs.differentiable())
                 return SavedSweep(request, states, kept).run()
-            if tape.sizes:
+            if tape.kind is not None:
                 try:
-                    return SavedSweep(request, states, CompiledSteps(activations, tape.sizes)).run()
+                    return SavedSweep(request, states, CompiledSteps(activations, tape.sizes, tape.kind)).run()
                 except NotCompiled as reason:
                     warn_not_compiled(reason)
         return Sweep(request, self.states(request)).run()

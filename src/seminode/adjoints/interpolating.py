@@ -55,7 +55,7 @@ class DenseAdjoint(ContinuousAdjoint):
     def tape(self, problem: Problem) -> Tape | None:
         if not self.reads_forward:
             return None
-        return PolynomialTape() if self.memory is None else CheckpointTape(self.memory // 2)
+        return PolynomialTape(quick=True) if self.memory is None else CheckpointTape(self.memory // 2)
 
     def dense_state(self, request: BackwardRequest, engine: Engine) -> DenseState | None:
         tape = request.forward.tape

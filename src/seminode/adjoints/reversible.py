@@ -35,13 +35,13 @@ GAP = 1000.0
 class Reversible(DiscreteAdjoint):
     """Exact gradients of the discrete solution in constant memory, for solvers whose steps can be undone.
 
-    Nothing is kept but the last state and the step sizes: on the backward pass, each step is undone by exact algebra
+    Only the last state and the step sizes are kept: on the backward pass, each step is undone by exact algebra
     and then differentiated. Needs `solver="reversible_heun"` or `ReversibleRK(...)` or, for separable Hamiltonian
     systems, `"leapfrog"` or `"yoshida4"`.
 
     Exact algebra repeats the rounding of every step, and undoing steps amplifies it: by λ^−N over N steps of
     `ReversibleRK`, and by the contraction of the problem. A float64 solve reaches N·ln(1/λ) ≈ 10 with nine correct
-    digits. Beyond its reach there is a `DriftWarning`.
+    digits. Beyond that, there is a `DriftWarning`.
 
     References: McCallum and Foster, *Efficient, Accurate and Stable Gradients for Neural ODEs*, 2024, arXiv:2410.11648;
     for `reversible_heun`: Kidger, Foster, Li and Lyons, *Efficient and Accurate Gradients for Neural SDEs*, NeurIPS

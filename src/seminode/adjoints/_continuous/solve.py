@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from ..._field.pytree import Layout, is_finite, real_dtype
 from ..._stepping.beginning import begin_at_once, select_first_step
 from ..._stepping.engine import EagerStepper, Engine, EvaluationLog, Starter, announced, eager_engine
 from ..._stepping.loop import integrate
-from ..._stepping.observers import AtTimes, Counter, Observer, Recorder, Sampler
+from ..._stepping.observers import Counter, Observer, Recorder
+from ..._stepping.outputs import AtTimes, Sampler
 from ..._stepping.schedule import Schedule
 from ...controllers import Controller
 from ...errors import NonFiniteState, SolveError
@@ -24,10 +26,11 @@ from ...solvers.base import Solver
 from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest, Gradients, agreed_sizes, check_cotangents, check_samples
 from .._drift import DRIFT, warn_of_drift
-from .compiled import AdjointPrograms, CompiledAdjointEvaluator, CompiledAdjointStarter, CompiledAdjointStepper
+from .compiled import CompiledAdjointEvaluator, CompiledAdjointStarter, CompiledAdjointStepper
 from .dense_state import DenseState
 from .evaluator import AdjointEvaluator, AdjointStepper, IntegrandEvaluator
 from .parameter_integral import ParameterIntegral
+from .programs import AdjointPrograms
 from .system import AdjointSystem, Reduction
 
 #: Only a cotangent that enlarges a_z by more than this calls for a new first step.
@@ -118,16 +121,22 @@ class BackwardSolve:
         self.layout = self.system.layout(self.y0)
         self.error = self._error_norm() if method.controller.adaptive else None
         self.programs = self._find_programs()
-        rtol, atol = (float(torch.as_tensor(x).min()) for x in (method.rtol, method.atol))
+        rtol, atol = (float(x.min()) if isinstance(x, Tensor) else x for x in (method.rtol, method.atol))
         evaluate = IntegrandEvaluator(self.system, self.log, self.y0)
         self.integral = integral(
             IntegralContext(self.system, method.solver, evaluate, self.programs, rtol, atol, self.field.eps)
         )
         self.engine = self._engine()
+        self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
+
+    @cached_property
+    def drift(self) -> ErrorNorm:
+        """What z and a_z are measured by at output times."""
+        method, problem = self.method, self.problem
         # Fixed steps have no tolerance to measure with: a hundredth is too much then.
         allowed = (_number(method.rtol), _number(method.atol)) if method.controller.adaptive else (1e-4, 1e-4)
-        self.drift = ErrorNorm(layout, norms.over_ranks(norms.mixed_per_tensor, problem.ranks), *allowed, self.y0)
-        self.a_t = self.y0.new_zeros((), dtype=real_dtype(self.y0))
+        norm = norms.over_ranks(norms.mixed_per_tensor, problem.ranks)
+        return ErrorNorm(self.field.layout, norm, *allowed, self.y0)
 
     def run(self) -> Gradients:
         grad_ys = self.request.cotangents[0]
@@ -254,7 +263,7 @@ class BackwardSolve:
         return self.integral.total.values
 
     def _interval(self, stop: Stop, end: float, z: Tensor, a: Tensor, renew: bool) -> tuple[Tensor, Tensor]:
-        """Solve from one stop to the next time; z and a_z there."""
+        """Solve from one stop to the next time; z and a_z as they were solved for there."""
         method, engine = self.method, self.engine
         w = self.system.pack(z, a, self.a_t, self._totals())
         times, places = (stop.t, end), () if self.dense is None else self.dense.places
@@ -282,7 +291,7 @@ class BackwardSolve:
             observers.append(sampler)
         memory = method.solver.with_slope(memory, k1)
         limits = {"error": self.error, "max_steps": method.max_steps, "check": method.controller.check}
-        w, _ = integrate(engine, schedule, w, observers, memory=memory, **limits)
+        w, _ = integrate(engine, schedule, w, observers, memory=memory, ranks=self.problem.ranks, **limits)
         if sampler is not None:
             w = sampler.stacked(w)[-1]
         self.proposal = schedule.carried
@@ -290,7 +299,7 @@ class BackwardSolve:
         self.a_t = self.a_t if a_t is None else a_t
         if self.system.integrals_in_state:
             self.integral.total.values = sums
-        return self.system.unpack(w, end)
+        return self.system.split(w, self.system.z, self.system.a)
 
     def _first_step(self, t: float) -> float | None:
         """The forward solve knows how fast things change at a time, if it was kept; otherwise probe."""
@@ -350,8 +359,10 @@ class BackwardSolve:
     def _finish(self, adj: Tensor) -> Gradients:
         totals = self._totals()
         if self.problem.throw:
-            for what, x in (("the state", adj), *(("a parameter or argument", x) for x in totals if x is not None)):
-                if not is_finite(x):
+            of_params = all(is_finite(x) for x in totals if x is not None)
+            finite = self.problem.ranks.all(is_finite(adj), of_params)
+            for what, good in zip(("the state", "a parameter or argument"), finite, strict=True):
+                if not good:
                     raise NonFiniteState(
                         f"the gradient with respect to {what} became NaN or infinite",
                         t=self.problem.times[0],

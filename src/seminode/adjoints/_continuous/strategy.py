@@ -45,6 +45,19 @@ class ContinuousAdjoint(FunctionAdjoint):
         controller: of the backward solve; by default the forward one.
         max_steps: limit on the attempted steps of the backward pass; by default the forward one.
         observers: objects that are told about every step of the backward pass; its state is one flat vector.
+
+    Example:
+        A looser tolerance backward, relative to each entry, and a cheaper solver:
+
+        >>> import torch, seminode as sn
+        >>> y0 = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        >>> adjoint = sn.Quadrature(rtol=1e-3, atol=1e-5, relative_to="entry", solver="bosh3")
+        >>> sol = sn.solve(lambda t, y: -y, y0, [0.0, 1.0], rtol=1e-8, atol=1e-10, adjoint=adjoint)
+        >>> sol.ys[-1].sum().backward()
+        >>> sol.stats.backward.accepted < sol.stats.accepted, abs(y0.grad.item() - 0.367879) < 1e-3
+        (True, True)
+
+    [Contributing](contributing.md#a-continuous-adjoint) shows a complete subclass.
     """
 
     keeps_outputs: ClassVar[bool] = True
@@ -123,6 +136,8 @@ class ContinuousAdjoint(FunctionAdjoint):
         defaults: tuple[Any, Any] = checks.DEFAULT_TOLERANCES[real_dtype(y0)]
         if problem.error is not None:
             defaults = problem.error.rtol, problem.error.atol
+            if self.rtol is None and self.atol is None:
+                return defaults
         if not self.backward_method(problem)[1].adaptive:
             for name, value in (("rtol", self.rtol), ("atol", self.atol)):
                 if value is not None:

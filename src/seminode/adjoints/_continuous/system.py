@@ -8,7 +8,9 @@ in the published method, or be summed beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -35,8 +37,8 @@ class Source(Protocol):
 
     def __call__(self, t: float) -> Tensor: ...
 
-    def at(self, times: Sequence[float]) -> Tensor:
-        """z at several times, stacked."""
+    def polynomials(self, times: Sequence[float]) -> tuple[list[Tensor], list[float]]:
+        """For each time the coefficients of a polynomial that is z near by, and where to evaluate it."""
         ...
 
 
@@ -51,21 +53,28 @@ class Reduction:
         self._layout = layout
         self._integrals = integrals
         self.trivial = not any(integrals)
-        self.key = layout, tuple(integrals)
+        self.key = tuple(integrals)
         self.indices = [i for i, integral in enumerate(integrals) if not integral]
 
     def reduce(self, flat: Tensor) -> Tensor:
         """The ODE part as a vector."""
         if self.trivial:
             return flat.reshape(-1)
-        segments = self._layout.segments(flat)
+        segments = self._layout.fitting(flat).segments(flat)
         return torch.cat([segments[i].reshape(-1) for i in self.indices])
+
+    def size(self, flat: Tensor) -> int:
+        """How many entries the ODE part has."""
+        if self.trivial:
+            return flat.numel()
+        shapes = self._layout.fitting(flat).shapes
+        return sum(math.prod(shapes[i]) for i in self.indices)
 
     def restore(self, part: Tensor, rest: Tensor) -> Tensor:
         """The whole, with the integrals taken from `rest`."""
         if self.trivial:
             return part.view(rest.shape)
-        segments = self._layout.segments(rest)
+        segments = self._layout.fitting(rest).segments(rest)
         pieces = iter(part.split([segments[i].numel() for i in self.indices]))
         return torch.cat(
             [s.reshape(-1) if no else next(pieces) for s, no in zip(segments, self._integrals, strict=True)]
@@ -109,12 +118,17 @@ class AdjointSystem:
         self.vjp_y = self.vjp_params = 0
         self.f: Tensor | None = None  # of the latest evaluation
         self.reduction = reduction
-        self._accounting = None if computed is None else Accounting(self.targets, computed)
+        self._computed = computed
         self.z = self.a = torch.empty(0)  # whole, for the leaves that are not solved for
 
-    def layout(self, like: Tensor) -> Layout:
-        """Where each segment sits."""
-        layout = self.field.layout
+    @cached_property
+    def _accounting(self) -> Accounting:
+        return Accounting(self.targets, self._computed or ())
+
+    def layout(self, like: Tensor, targets: Sequence[Tensor] | None = None) -> Layout:
+        """Where each segment sits, for states and targets with the sizes of these."""
+        layout = self.field.layout.fitting(like)
+        targets = self.targets if targets is None else targets
         segments, names = layout.segments(like), layout.names
         kept = [(segments[i], names[i].removeprefix("y0")) for i in self.reduction.indices]
         own = tuple(x for x, _ in kept) if not self.reduction.trivial else layout.unpack(like)
@@ -122,7 +136,7 @@ class AdjointSystem:
             a_t=like.new_empty((), dtype=real_dtype(like)) if self.with_time else (),
             z=own,
             a_z=own,
-            a_params=tuple(_like(x, like) for x in self.targets) if self.integrals_in_state else (),
+            a_params=tuple(_like(x, like) for x in targets) if self.integrals_in_state else (),
         )
         found = ["a_t"] if self.with_time else []
         found += [f"{part}{name}" for part in ("z", "a_z") for _, name in kept]
@@ -150,9 +164,9 @@ class AdjointSystem:
 
     def split(self, w: Tensor, z: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """z and a_z out of the vector, whole: what is not solved for is taken from z and a."""
-        parts = w.split(self._sizes)
-        first = int(self.with_time)
-        return self.reduction.restore(parts[first], z), self.reduction.restore(parts[first + 1], a)
+        first, size = int(self.with_time), self.reduction.size(z)
+        _, own_z, own_a, _ = w.split([first, size, size, w.numel() - first - 2 * size])
+        return self.reduction.restore(own_z, z), self.reduction.restore(own_a, a)
 
     def integrals(self, w: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """a_t and a_θ, where they are solved for."""
@@ -215,7 +229,7 @@ class AdjointSystem:
             z = z.detach().requires_grad_()
             time = torch.full((), t, dtype=real_dtype(z), device=z.device, requires_grad=self.with_time)
             f = self._answer(self.field, time, z)
-        if self._accounting is not None:
+        if self._computed is not None:
             self._accounting.check([Evaluation(time, z, f)], ())
         return z, time, f
 

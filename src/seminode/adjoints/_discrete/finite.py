@@ -18,11 +18,14 @@ from ...errors import NonFiniteState
 
 
 class FiniteGradients:
-    """Refuses gradients that hold a NaN or an infinity; on a device all together, so that the host does not wait."""
+    """Refuses gradients that hold a NaN or an infinity.
+
+    On a device, and with several ranks, which all fail if one does, they are tested together: nobody waits in between.
+    """
 
     def __init__(self, problem: Problem, counter: Counter):
         self._problem, self._counter = problem, counter
-        self._pending = PendingTests()
+        self._pending = PendingTests(problem.ranks)
         self.sums_unseen = False  # whether there are sums that nobody has looked at
 
     def check(self, grad_y: Tensor, plan: Plan) -> None:
@@ -30,7 +33,7 @@ class FiniteGradients:
         problem = self._problem
         if not problem.throw:
             return
-        if not on_host(grad_y):
+        if self._later(grad_y):
             self.sums_unseen = True
             self._refuse(self._pending.add(plan, torch.isfinite(grad_y).all()))
         elif not is_finite(grad_y):
@@ -39,7 +42,7 @@ class FiniteGradients:
 
     def check_number(self, finite: Tensor, grad_y: Tensor, plan: Plan) -> None:
         """Look at the number that a program hands out, and only if it is not finite at the gradients themselves."""
-        if not on_host(grad_y):
+        if self._later(grad_y):
             self.check(grad_y, plan)
         elif self._problem.throw and not math.isfinite(finite.item()):
             self.check(grad_y, plan)
@@ -50,9 +53,15 @@ class FiniteGradients:
         self._refuse(self._pending.failed())
 
     def check_sums(self, sums: Sequence[Tensor | None], first: Plan) -> None:
-        for total in sums if self._problem.throw and self.sums_unseen else ():
-            if total is not None and not is_finite(total):
-                self._fail(f"a parameter or argument of shape {tuple(total.shape)}", first, None)
+        if not self._problem.throw or not self.sums_unseen:
+            return
+        bad = next((x for x in sums if x is not None and not is_finite(x)), None)
+        if not self._problem.ranks.every(bad is None):
+            of_shape = " (on another rank)" if bad is None else f" of shape {tuple(bad.shape)}"
+            self._fail(f"a parameter or argument{of_shape}", first, None)
+
+    def _later(self, x: Tensor) -> bool:
+        return self._problem.ranks.several or not on_host(x)
 
     def _refuse(self, plan: Plan | None) -> None:
         if plan is not None:

@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..._compile.torch_private import backpropagate
 from ..._field.accounting import Accounting
+from ..._ranks import ALONE, Alone
 from ..._stepping.budget import Budget, storages
 from ..._stepping.engine import EagerEvaluator, EagerStepper, Engine, Evaluator, Stepper
 from ..._stepping.problem import Problem
@@ -68,22 +69,26 @@ class RecordedEvaluation(NamedTuple):
 
 
 class Keeper:
-    """Counts what is kept: each storage once, and no storage of the inputs of the solve."""
+    """Counts what is kept: each storage once, and no storage of the inputs of the solve.
 
-    def __init__(self, budget: Budget, inputs: Sequence[Tensor]):
-        self._budget = budget
+    Of ranks that take the same steps, all keep a step or none does: otherwise some would take it again on the backward
+    pass, alone, and a field that communicates would wait for the others.
+    """
+
+    def __init__(self, budget: Budget, inputs: Sequence[Tensor], ranks: Alone = ALONE):
+        self._budget, self._ranks = budget, ranks
         self._counted = set(storages(inputs))
         self._largest = 0
 
     def expects_room(self) -> bool:
         """Whether there is room for a step as large as the largest so far."""
-        return self._budget.fits(self._largest)
+        return self._ranks.every(self._budget.fits(self._largest))
 
     def has_room(self, held: Storages, end: Storages) -> bool:
         """Whether there is room for a step and for an evaluation at its end."""
         size = sum(self._new(held).values()) + sum(self._new(end).values())
         self._largest = max(self._largest, size)
-        return self._budget.fits(size)
+        return self._ranks.every(self._budget.fits(size))
 
     def keep(self, held: Storages) -> None:
         new = self._new(held)

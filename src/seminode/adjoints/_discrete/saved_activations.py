@@ -5,26 +5,22 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._compile.engine import Saved
-from ..._compile.programs import saving_programs
+from ..._compile.engine import Saved, SavedKind
+from ..._compile.programs import Wanted
 from ..._stepping.budget import Budget
 from ..._stepping.observers import State, StateTape
 from ..._stepping.problem import Problem
 from ..._stepping.step import Step
 from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest
+from .output_vjps import StepEndings, added
 from .recorded_steps import RecordedStep
 from .states import SparseStates
-from .step_vjp import spread
 from .sweep import Sweep
-
-#: Of a step's end, its start and its slopes.
-Cotangents = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class ActivationTape(StateTape):
@@ -45,6 +41,7 @@ class ActivationTape(StateTape):
         self.sizes: list[int] = []
         self.recorded: list[RecordedStep] = []
         self.targets: list[Tensor] = []  # the leaves in the graphs of recorded steps, for args and parameters
+        self.kind: SavedKind | None = None  # of compiled steps
         self.budget: Budget | None = None
 
     def accepted(self, step: Step, ratio: float) -> None:
@@ -59,6 +56,7 @@ class ActivationTape(StateTape):
 
     def _keep(self, saved: Saved, crosses_jump: bool) -> None:
         # Those of the end slope only where no next step starts with it.
+        self.kind = saved.kind
         end = saved.end if self._ends else []
         kept = [*saved.step, *saved.first, *(end if crosses_jump else ())]
         self._end_activations = [] if crosses_jump else end
@@ -100,6 +98,8 @@ class KeptSteps(ABC):
     """The first `count` steps, as they were kept."""
 
     count: int
+    #: For which inputs of the graph programs compute gradients, if there are programs.
+    wanted: Wanted | None = None
 
     @abstractmethod
     def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
@@ -113,17 +113,18 @@ class KeptSteps(ABC):
 class CompiledSteps(KeptSteps):
     """Steps that have kept what programs made of them."""
 
-    def __init__(self, activations: list[Tensor], sizes: Sequence[int]):
+    def __init__(self, activations: list[Tensor], sizes: Sequence[int], kind: SavedKind):
         self._activations = activations
         self._starts = [0, *itertools.accumulate(sizes)]  # where the activations of each step begin
-        self._programs: Any = None
+        # Those that have kept the activations: which parameters require a gradient may have changed since.
+        self._programs, self.wanted = kind
         self.count = len(sizes)
 
     def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
-        programs, kept = self._programs_of(sweep), self._kept(j)
+        programs, kept = self._programs, self._kept(j)
         del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
         # Of k1, y1 and, if the program takes them, k2, k3, …
-        cotangents = [slopes[0], end, *(slopes[1:] if sweep.problem.outputs_inside else ())]
+        cotangents = [slopes[0], end, *(slopes[1:] if sweep.inside else ())]
         given = [sweep.zero if x is None else x for x in cotangents]
         both = programs.kept + programs.at.kept
         grad_y, finite, *sweep.compiled = programs.vjp(sweep.plans[j], kept[:both], given, sweep.compiled)
@@ -131,21 +132,13 @@ class CompiledSteps(KeptSteps):
         return grad_y
 
     def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor:
-        programs = self._programs_of(sweep)
+        programs = self._programs
         kept = self._kept(j)[programs.kept + programs.at.kept :]
         grad, _, *sweep.compiled = programs.at.vjp(kept, slope, sweep.compiled)
         return grad
 
     def _kept(self, j: int) -> list[Tensor]:
         return self._activations[self._starts[j] : self._starts[j + 1]]
-
-    def _programs_of(self, sweep: SavedSweep) -> Any:
-        if self._programs is None:
-            problem = sweep.problem
-            assert sweep.capture is not None
-            options = problem.solver, problem.error, sweep.choose()[1], problem.outputs_inside
-            self._programs = saving_programs(sweep.capture, *options, sweep.y0.detach())
-        return self._programs
 
 
 class RecordedSteps(KeptSteps):
@@ -187,20 +180,19 @@ class SavedSweep(Sweep):
     def __init__(self, request: BackwardRequest, states: SparseStates, kept: KeptSteps):
         super().__init__(request, states)
         self._kept = kept
-        self._latest: tuple[int, Cotangents] | None = None
+        self._latest: tuple[int, StepEndings] | None = None
+        self.inside = self.problem.outputs_inside  # otherwise no output reads a slope
         self.zero = torch.zeros_like(self.y0)
 
     def choose(self) -> tuple[list[int], tuple[bool, ...]]:
-        assert self.capture is not None
-        inputs = self.request.inputs
-        keys, _ = inputs.wanted(self.capture, self.needs[2:])
-        return keys, inputs.wanted(self.capture, inputs.differentiable())[1]
+        keys, wanted = super().choose()
+        return keys, self._kept.wanted or wanted
 
     def _holds_cotangent(self, j: int) -> bool:
         if super()._holds_cotangent(j):
             return True
         # Outputs inside the step before this one may read its end slope, which is the first slope of this one.
-        return j > 0 and self._passes_on(j - 1) and super()._holds_cotangent(j - 1)
+        return self.inside and j > 0 and self._passes_on(j - 1) and super()._holds_cotangent(j - 1)
 
     def _passes_on(self, j: int) -> bool:
         """Whether the slope at the end of step j is part of the next step."""
@@ -211,32 +203,27 @@ class SavedSweep(Sweep):
             return super()._step(j, adj)
         plan, solver = self.plans[j], self.problem.solver
         end, start, slopes = self._of_outputs(j)
-        end = _sum(None if adj is None else adj[0], end)
+        end = added(None if adj is None else adj[0], end)
         of_end = self._of_end(slopes)
         if of_end is not None and not self._passes_on(j):
-            end = _sum(end, self._kept.end_vjp(j, self, of_end))
+            end = added(end, self._kept.end_vjp(j, self, of_end))
             self.differentiated += 1
-        own: list[Tensor | None] = [None] * solver.stages if slopes is None else list(slopes[: solver.stages].unbind())
-        if j > 0 and self._passes_on(j - 1):
-            own[0] = _sum(own[0], self._of_end(self._of_outputs(j - 1)[2]))
+        stages = solver.stages
+        own: list[Tensor | None] = [None] * stages if slopes is None else list(slopes[:stages].unbind())
+        if self.inside and j > 0 and self._passes_on(j - 1):
+            own[0] = added(own[0], self._of_end(self._of_outputs(j - 1)[2]))
         grad_y = self._kept.vjp(j, self, end, own)
         self.finish_compiled(plan, solver.evaluations)
         self.counter.kept += 1
         return (grad_y if start is None else grad_y + start,)
 
-    def _of_outputs(self, j: int) -> Cotangents:
+    def _of_outputs(self, j: int) -> StepEndings:
         """Cotangents of the end, the start and the slopes of a step, from the outputs in it."""
         if self._latest is None or self._latest[0] != j:
-            bounds, ys = self.forward.ranges[j], self.grads[0]
-            outputs = ys[slice(*bounds)] if ys is not None and any(self.rows[0][slice(*bounds)]) else None
-            self._latest = j, spread(None, outputs, self.outputs, self.plans[j], bounds, self.problem.solver, self.y0)
+            self._latest = j, self.output_vjps.of(j)
         return self._latest[1]
 
     def _of_end(self, slopes: Tensor | None) -> Tensor | None:
         """That of the slope at the end of a step."""
         stages = self.problem.solver.stages
         return slopes[stages] if slopes is not None and len(slopes) > stages else None
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +11,11 @@ from torch import Tensor
 from ..._compile.torch_private import backpropagate
 from ..._field.pytree import real_dtype
 from ..._stepping.engine import Engine
-from ..._stepping.interpolation import weights_at
-from ..._stepping.lane_outputs import LaneOutputs
 from ..._stepping.loop import refuse_failure
-from ..._stepping.observers import Outputs, State
+from ..._stepping.observers import State
+from ..._stepping.outputs import Outputs
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Step
-from ...solvers.base import Solver
 
 
 class StepShifts:
@@ -105,32 +103,3 @@ def step_vjp(
     if any(grad is not None for grad in starts):
         starts = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(before, starts, strict=True)]
     return StepGradients(starts, list(grads[first:second]), list(grads[second:]))
-
-
-def spread(
-    adj: Tensor | None,
-    adj_outputs: Tensor | None,
-    outputs: Outputs | LaneOutputs,
-    plan: Any,
-    bounds: tuple[int, int],
-    solver: Solver,
-    like: Tensor,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Cotangents of a step's end, its start and its slopes, from those of its end and of the outputs in it.
-
-    An output inside a step is y0 + dt·Σ bᵢ(x)·kᵢ, so that its VJP is a combination too.
-    """
-    if adj_outputs is None:
-        return adj, None, None
-    if isinstance(outputs, LaneOutputs):
-        end, start, slopes = outputs.vjp(adj_outputs, plan, bounds[0], solver, like)
-        return (end if adj is None else adj if end is None else adj + end), start, slopes
-    xs = outputs.inside(plan, *bounds)
-    inner, ends = adj_outputs[: len(xs)], adj_outputs[len(xs) :]
-    if len(ends):
-        adj = ends.sum(0) if adj is None else adj + ends.sum(0)
-    if not xs:
-        return adj, None, None
-    weights = torch.tensor([weights_at(solver.interpolant, x) for x in xs], dtype=torch.float64)
-    weights = (plan.dt * weights).to(inner)
-    return adj, inner.sum(0), torch.tensordot(weights.T, inner, 1)

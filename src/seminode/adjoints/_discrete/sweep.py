@@ -18,11 +18,12 @@ from ..._field.accounting import Accounting
 from ..._field.determinism import SameAnswers
 from ..._field.field import Field
 from ..._stepping.engine import EagerEvaluator, EagerStepper, Engine, EvaluationLog
+from ..._stepping.known_plans import RecordedSchedule
 from ..._stepping.lane_outputs import LaneOutputs
 from ..._stepping.loop import integrate
 from ..._stepping.observers import Counter, Observer, State
 from ..._stepping.problem import Problem
-from ..._stepping.schedule import Plan, RecordedSchedule
+from ..._stepping.schedule import Plan
 from ..._stepping.scipy_steps import refuse_gradient
 from ..._stepping.step import Step
 from ...grids import Grid
@@ -42,13 +43,13 @@ from ..base import ForwardPass
 from .finite import FiniteGradients
 from .frozen import frozen_solve, repeatability
 from .lane_vjp import LaneStepShifts, LaneTimeGradient
+from .output_vjps import OutputVJPs, added
 from .states import States, StatesBefore
 from .step_vjp import (
     StepCotangents,
     StepGradients,
     StepShifts,
     TimeGradient,
-    spread,
     step_vjp,
 )
 
@@ -160,6 +161,8 @@ class Sweep:
         self.outputs, self._begun = self.forward.outputs, self.forward.begun
         ranks = self.problem.ranks
         self.rows = agreed_sizes(grad_ys, ranks), agreed_sizes(grad_coefficients, ranks)
+        forward, solver = self.forward, self.problem.solver
+        self.output_vjps = OutputVJPs(self.outputs, forward.ranges, self.plans, solver, self.y0, grad_ys, self.rows[0])
         # A step that was compiled and is taken again eagerly rounds in other places.
         explain, factor = self.request.inputs.check_unmodified, 1e3 if self.capture is None else 1e4
         self._same = SameAnswers(self.problem.field.eps, explain, factor, repeatability(self.problem))
@@ -235,7 +238,8 @@ class Sweep:
         solver = self.problem.solver
         engine = self.engine() if self.capture is None else self.compiled_engine
         y, memory = start[0].detach(), solver.recall([x.detach() for x in start[1:]])
-        y, memory = integrate(engine, RecordedSchedule(self.plans[i:j]), y, observers, memory=memory, check=False)
+        schedule = RecordedSchedule(self.plans[i:j])
+        y, memory = integrate(engine.following(schedule), schedule, y, observers, memory=memory, check=False)
         return (y, *solver.carried(memory))
 
     @cached_property
@@ -264,10 +268,8 @@ class Sweep:
     def _step(self, j: int, adj: State | None) -> State | None:
         """The cotangent of the state before step j, from that of the state after it."""
         plan, solver = self.plans[j], self.problem.solver
-        low, high = self.forward.ranges[j]
-        ys, coefficients = self.grads
-        rows, dense_rows = self.rows
-        adj_outputs = ys[low:high] if ys is not None and any(rows[low:high]) else None
+        coefficients, dense_rows = self.grads[1], self.rows[1]
+        adj_outputs = self.output_vjps.rows(j)
         adj_dense = coefficients[j] if coefficients is not None and dense_rows[j] else None
         plain = adj_dense is None and self.time is None
         grads: StepGradients | None = None
@@ -275,7 +277,7 @@ class Sweep:
             grads = self.states.own_vjp(j, self, adj_after)
         if grads is None and self.capture is not None and plain and isinstance(solver, ExplicitRungeKutta):
             try:
-                return self._step_compiled(j, adj, adj_outputs)
+                return self._step_compiled(j, adj)
             except NotCompiled as reason:
                 self.go_on_eagerly(reason)
         if grads is None:
@@ -297,8 +299,8 @@ class Sweep:
             return adj
         if self.capture is None:
             return None
-        bounds, solver = self.forward.ranges[j], self.problem.solver
-        end, start, _ = spread(None, adj_outputs, self.outputs, self.plans[j], bounds, solver, self.y0)
+        solver = self.problem.solver
+        end, start, _ = self.output_vjps.of(j)
         if start is not None or end is None:
             return None
         if adj is not None:
@@ -349,12 +351,12 @@ class Sweep:
     def _accounting(self) -> Accounting:
         return Accounting(self.targets, [x for x in self.request.inputs.params if not x.is_leaf])
 
-    def _step_compiled(self, j: int, adj: State | None, adj_outputs: Tensor | None) -> State:
+    def _step_compiled(self, j: int, adj: State | None) -> State:
         """The VJP of step j by one program."""
         assert self.capture is not None
-        plan, solver, bounds = self.plans[j], self.problem.solver, self.forward.ranges[j]
-        adj_end = None if adj is None else adj[0]
-        end, start, slopes = spread(adj_end, adj_outputs, self.outputs, plan, bounds, solver, self.y0)
+        plan, solver = self.plans[j], self.problem.solver
+        end, start, slopes = self.output_vjps.of(j)
+        end = added(None if adj is None else adj[0], end)
         program = vjp_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
         (y,) = self.states.before(j, self)
         y = y if plan.failing is None else plan.enter(y)
