@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import seminode as sn
 from seminode._compile import front_end, inductor
 from seminode._compile.batch_axis import BatchAxis, NotOfAnySize
+from seminode._compile.programs import pieces
+from seminode.adjoints._continuous import parameter_integral
 
-CONTINUOUS = [sn.Backsolve(), *(pytest.param(x, marks=pytest.mark.slow) for x in (sn.Interpolating(), sn.Quadrature()))]
+SLOW = pytest.mark.slow
 
 
 class Made:
@@ -48,6 +50,7 @@ class Field(nn.Module):
     """A network of (t, y), times whatever else there is."""
 
     noise: Tensor | None = None
+    reads_all = True
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -57,31 +60,45 @@ class Field(nn.Module):
     def forward(self, t: Tensor, y: Any, *args: Tensor) -> Any:
         if isinstance(y, tuple):
             z, s = y
-            return self.velocity(t, z) * s.cos()[:, None], z.sum(1)
+            k = self.velocity(t, z)
+            return k * s.cos()[:, None] if self.reads_all else k, z.sum(1)
         k = self.velocity(t, y)
         for factor in (*args, self.noise):
             k = k if factor is None else k * factor
         return k
+
+    def transposing(self, t: Tensor, y: Tensor, row: Tensor) -> Tensor:
+        return self(t, y, row.T)
+
+    def ignoring(self, t: Tensor, y: Tensor, unused: Tensor) -> Tensor:
+        return self(t, y)
 
     def velocity(self, t: Tensor, z: Tensor) -> Tensor:
         return self.net(torch.cat([t.expand(len(z), 1), z], 1))
 
 
 def solve(field: Field, n: int, state: str = "tensor", **options: Any) -> list[Tensor]:
-    """The solution, and the gradients with respect to the initial state, the parameters and the arguments."""
+    """The solution, and the gradients with respect to the initial state, the parameters, the arguments and the times.
+
+    "pair" is a state of two leaves, of which "integral" reads one only. "args" and "noise" have a factor for each
+    sample, "row" has the samples on its second axis, and "unused" is not read. "times" have a gradient.
+    """
     generator = torch.Generator().manual_seed(n)
     dtype = next(field.parameters()).dtype
     z = torch.randn(n, 2, generator=generator, dtype=dtype).requires_grad_()
-    factor = torch.rand(n, 1, generator=generator, dtype=dtype).requires_grad_(state == "args")
-    field.noise = factor if state == "noise" else None
+    shape = (1, n) if state == "row" else (n, 1)
+    factor = torch.rand(shape, generator=generator, dtype=dtype).requires_grad_(state in ("args", "row", "unused"))
+    field.noise, field.reads_all = factor if state == "noise" else None, state != "integral"
+    ts = torch.tensor([0.0, 0.3, 1.0], dtype=dtype, requires_grad=state == "times")
     field.zero_grad()
     options = {"solver": "adaptive_heun", "rtol": 1e-2, "atol": 1e-2} | options
-    y0: Any = (z, z.sum(1)) if state == "pair" else z
-    args = (factor,) if state == "args" else ()
-    ys = sn.solve(field, y0, [0.0, 0.3, 1.0], args=args, **options).ys
-    leaves = list(ys) if state == "pair" else [ys]
+    y0: Any = (z, z.sum(1)) if state in ("pair", "integral") else z
+    args = (factor,) if state in ("args", "row", "unused") else ()
+    func = field if state not in ("row", "unused") else field.transposing if state == "row" else field.ignoring
+    ys = sn.solve(func, y0, ts, args=args, **options).ys
+    leaves = list(ys) if isinstance(ys, tuple) else [ys]
     sum(x.square().sum() for x in leaves).backward()  # type: ignore[union-attr]
-    grads = [x.grad for x in (z, factor, *field.parameters()) if x.requires_grad]
+    grads = [x.grad for x in (z, factor, ts, *field.parameters()) if x.requires_grad]
     return [x.detach().clone() for x in (*leaves, *grads) if x is not None]
 
 
@@ -91,8 +108,34 @@ def agree(field: Field, n: int, state: str = "tensor", **options: Any) -> None:
     torch.testing.assert_close(compiled, eager, rtol=1e-11, atol=1e-11)
 
 
-PAIRS = [("tensor", sn.Replay()), ("tensor", sn.Checkpointed(3)), ("args", sn.Direct()), ("pair", sn.Replay())]
-SLOW_PAIRS = [("pair", sn.Direct()), ("noise", sn.Direct()), ("noise", sn.Replay()), ("args", sn.Direct(memory=2000))]
+PAIRS = [
+    ("tensor", sn.Replay()),
+    ("tensor", sn.Checkpointed(3)),
+    ("args", sn.Direct()),
+    ("pair", sn.Replay()),
+    ("tensor", sn.Backsolve()),
+    ("args", sn.Backsolve(norm="mixed")),  # whose gradients are part of the solver's state
+    ("pair", sn.Interpolating()),
+    ("noise", sn.Quadrature()),
+]
+SLOW_PAIRS = [
+    ("pair", sn.Direct()),
+    ("noise", sn.Direct()),
+    ("noise", sn.Replay()),
+    ("args", sn.Direct(memory=2000)),
+    ("args", sn.Backsolve()),
+    ("pair", sn.Backsolve(norm="mixed_per_tensor")),
+    ("noise", sn.Backsolve(restart="fresh")),
+    ("row", sn.Backsolve(norm="mixed", restart="fresh")),
+    ("times", sn.Backsolve()),
+    ("tensor", sn.Backsolve(norm="seminorm_rms", relative_to="entry")),
+    ("args", sn.Interpolating()),
+    ("times", sn.Interpolating()),
+    ("pair", sn.Quadrature()),
+    ("row", sn.Quadrature()),
+    ("args", sn.Quadrature(rule="gauss", z="dense")),
+    ("times", sn.Quadrature(rule="gauss-kronrod")),
+]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +151,24 @@ def test_all_sizes_but_the_first_share_programs(state: str, adjoint: Any, made: 
     for n in (33, 24, 40, 99):
         agree(field, n, state, adjoint=adjoint)
     assert made.total == 2 * first
+
+
+@pytest.mark.parametrize("adjoint", [sn.Replay(), sn.Direct(), sn.Quadrature(), sn.Reversible()], ids=repr)
+def test_states_stored_by_columns(adjoint: Any, made: Made) -> None:
+    """Their strides depend on the size of the batch."""
+    field, counts = Field(), []
+    options: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2, "solver": "adaptive_heun", "adjoint": adjoint}
+    if isinstance(adjoint, sn.Reversible):
+        options = {"solver": "reversible_heun", "controller": sn.FixedStep(0.25), "adjoint": adjoint}
+    for n in (24, 40, 33, 99):
+        results = []
+        for compile in (False, True):
+            y0 = torch.rand(2, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).T.requires_grad_()
+            ys = sn.solve(field, y0, [0.0, 0.3, 1.0], compile=compile, **options).ys
+            results.append([ys, *torch.autograd.grad(ys.square().sum(), [y0, *field.parameters()])])
+        torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+        counts.append(made.total)
+    assert counts[1:] == [2 * counts[0]] * 3
 
 
 def test_a_smaller_last_batch_is_compiled_once(made: Made) -> None:
@@ -155,16 +216,65 @@ def test_other_programs(options: dict[str, Any], made: Made) -> None:
     assert made.any_size == made.fixed
 
 
-@pytest.mark.parametrize("adjoint", CONTINUOUS, ids=lambda x: type(x).__name__)
-def test_continuous_adjoints_have_programs_for_each_size(adjoint: Any, made: Made) -> None:
-    """Their forward passes share programs, the backward passes do not; all are right."""
+@pytest.mark.parametrize(
+    "adjoint", [sn.Backsolve(), *(pytest.param(x, marks=SLOW) for x in (sn.Backsolve(norm="mixed"), sn.Quadrature()))]
+)
+def test_integrals_are_no_part_of_backward_states(adjoint: Any, made: Made) -> None:
+    """A leaf that the field does not read is not solved for on the backward pass."""
     field = Field()
-    for n in (24, 40, 33):
-        agree(field, n, adjoint=adjoint)
+    for n in (24, 40):
+        agree(field, n, "integral", adjoint=adjoint, norm="auto")
+    before = made.total
+    for n in (33, 24, 99):
+        agree(field, n, "integral", adjoint=adjoint, norm="auto")
+    assert made.total == before == 2 * made.any_size
+
+
+@pytest.mark.parametrize("adjoint", [sn.Backsolve(), pytest.param(sn.Quadrature(), marks=SLOW)])
+def test_backward_passes_of_large_fields(adjoint: Any, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LARGE", 0)
+    field = Field()
+    for n in (24, 40):
+        agree(field, n, "args", adjoint=adjoint)
+    before = made.total
+    for n in (33, 99):
+        agree(field, n, "args", adjoint=adjoint)
+    assert made.total == before == 2 * made.any_size
+
+
+@pytest.mark.parametrize("adjoint", [sn.Backsolve(norm="mixed"), pytest.param(sn.Backsolve(), marks=SLOW)])
+def test_an_argument_that_the_field_does_not_read(adjoint: Any, made: Made) -> None:
+    """Its size is not seen in the graph of the field, but with `norm="mixed"` it is part of the backward state."""
+    field = Field()
+    for n in (24, 40, 33, 24):
+        agree(field, n, "unused", adjoint=adjoint)
     before = made.total
     for n in (24, 40, 33):
-        agree(field, n, adjoint=adjoint)
+        agree(field, n, "unused", adjoint=adjoint)
     assert made.total == before
+
+
+def test_the_estimated_error_of_gradients(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many entries of a gradient are looked at depends on the size of the batch."""
+    monkeypatch.setattr(parameter_integral, "SAMPLED", 20)
+    field = Field()
+    for n in (18, 40, 19, 99, 70):
+        errors = []
+        for compile in (True, False):
+            y0 = torch.linspace(0.0, 1.0, 2 * n, dtype=torch.float64).reshape(n, 2)
+            factor = y0[:, :1].cos().requires_grad_()
+            options: dict[str, Any] = {
+                "adjoint": sn.Quadrature(),
+                "solver": "adaptive_heun",
+                "rtol": 1e-2,
+                "atol": 1e-2,
+            }
+            sol = sn.solve(field, y0, [0.0, 1.0], args=(factor,), compile=compile, **options)
+            sol.ys.square().sum().backward()
+            assert sol.stats.backward is not None
+            errors.append(sol.stats.backward.params_error)
+        assert errors[0] == pytest.approx(errors[1], rel=1e-9)
+    assert made.any_size == made.fixed
 
 
 def test_a_field_with_a_fixed_size_has_programs_for_each(made: Made) -> None:
@@ -186,6 +296,7 @@ def test_sizes_of_zero_and_one(made: Made) -> None:
     field = Field()
     for n in (24, 40, 1, 2):
         agree(field, n, "args")
+        agree(field, n, "args", adjoint=sn.Backsolve(norm="mixed"))
 
 
 @pytest.mark.slow
@@ -196,6 +307,8 @@ def test_guards_are_observed(made: Made) -> None:
     for n in (64, 40, 3, 4, 6, 17, 2):
         agree(field, n)
         agree(field, n, "pair", adjoint=sn.Direct())
+        agree(field, n, "pair", adjoint=sn.Backsolve(norm="mixed"))
+        agree(field, n, "args", adjoint=sn.Quadrature())
 
 
 def test_an_argument_that_no_longer_has_the_size(made: Made) -> None:
@@ -212,13 +325,18 @@ def test_an_argument_that_no_longer_has_the_size(made: Made) -> None:
 
 
 def test_tolerances_of_entries(made: Made) -> None:
-    """Programs for tolerances of all entries are others than those for one number."""
+    """Programs for tolerances of all entries are others than those for one number, and are for any size too."""
     field = Field()
     entries = torch.tensor([1e-3, 1e-7], dtype=torch.float64)
-    for n in (24, 40, 33):
+    counts = []
+    for n in (24, 40, 33, 99):
         agree(field, n)
-        agree(field, n, atol=entries)
-        agree(field, n, atol=torch.full((n, 2), 1e-6, dtype=torch.float64))
+        for adjoint in (sn.Replay(), sn.Backsolve()):
+            agree(field, n, atol=entries, adjoint=adjoint)
+            agree(field, n, atol=torch.linspace(1e-6, 1e-3, 2 * n, dtype=torch.float64).reshape(n, 2), adjoint=adjoint)
+        agree(field, n, "pair", rtol=(1e-2, 1e-3), adjoint=sn.Backsolve())
+        counts.append(made.total)
+    assert counts[1] == counts[-1] == 2 * made.fixed == 2 * made.any_size
 
 
 @pytest.mark.slow
@@ -301,8 +419,18 @@ def test_memory_layouts_of_an_axis() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["args", "pair"])
-def test_with_inductor(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("state", "adjoint"),
+    [
+        ("args", sn.Direct()),
+        ("pair", sn.Direct()),
+        ("args", sn.Backsolve(norm="mixed")),
+        ("pair", sn.Backsolve()),
+        ("noise", sn.Interpolating()),
+        ("tensor", sn.Quadrature()),
+    ],
+)
+def test_with_inductor(state: str, adjoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled programs for any size equal those for one size to rounding, and are made once."""
     torch._dynamo.reset()
     forget_programs(monkeypatch)
@@ -311,10 +439,12 @@ def test_with_inductor(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
         inductor, "back_end", lambda module, examples: (made(module, examples), compiler(module, examples))[1]
     )
     field = Field()
-    for n in (64, 40):
-        agree(field, n, state, adjoint=sn.Direct())
+    agree(field, 64, state, adjoint=adjoint)
+    first = made.total
+    agree(field, 40, state, adjoint=adjoint)
     before = made.total
     for n in (64, 57, 40):
-        agree(field, n, state, adjoint=sn.Direct())
-    assert made.any_size == made.fixed
+        agree(field, n, state, adjoint=adjoint)
+    assert made.fixed == first  # with `Quadrature` the steps of one size may need more programs than those of another
+    assert made.any_size >= first
     assert made.total == before

@@ -190,3 +190,23 @@ def test_the_rules_for_dtypes_are_filled_once_per_program(monkeypatch: pytest.Mo
     assert Table.__init__ is counted  # as it was
     x = torch.linspace(0.0, 1.0, 37)
     torch.testing.assert_close(run([x])[0], torch.sin(x) + torch.cos(x) * 0.5)
+
+
+def test_instructions_are_selected_before_threads_build_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the source is found on disk: flags change while they are selected, and are a part of a file's name."""
+    from torch._inductor import config, cpu_vec_isa
+
+    selected: list[int] = []
+
+    def noted(build: Any) -> Any:
+        selected.append(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize)
+        return quickly_built(build)
+
+    monkeypatch.setattr(inductor, "quickly_built", noted)
+    x = torch.linspace(0.0, 1.0, 37)
+    with config.patch(fx_graph_cache=True):
+        for _ in range(2):
+            cpu_vec_isa.valid_vec_isa_list.cache_clear()
+            run = inductor.compile_graph(lambda x: [torch.sin(x) * 0.7 - 2.0], [torch.ones(37)])
+            torch.testing.assert_close(run([x])[0], torch.sin(x) * 0.7 - 2.0)
+    assert selected == [1, 1]

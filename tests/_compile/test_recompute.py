@@ -82,6 +82,12 @@ def test_what_another_one_is_computed_from_stays() -> None:
     torch.testing.assert_close(halves[1](*fewer, value), expected)
 
 
+def gradient(net: nn.Module, y0: Tensor, **options: bool) -> list[Tensor]:
+    y0 = y0.clone().requires_grad_()
+    sol = sn.solve(lambda t, y: net(y), y0, [0.0, 1.0], adjoint=sn.Direct(), **options)  # type: ignore[arg-type]
+    return list(torch.autograd.grad(sol.ys[-1].square().sum(), [y0, *net.parameters()]))
+
+
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 6, 9)], ids=["one size", "any size"])
 def test_solves(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
     replace_back_end(monkeypatch)
@@ -89,14 +95,9 @@ def test_solves(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 3)).to(WIDE)
 
-    def gradient(y0: Tensor, **options: bool) -> list[Tensor]:
-        y0 = y0.clone().requires_grad_()
-        sol = sn.solve(lambda t, y: net(y), y0, [0.0, 1.0], adjoint=sn.Direct(), **options)  # type: ignore[arg-type]
-        return list(torch.autograd.grad(sol.ys[-1].square().sum(), [y0, *net.parameters()]))
-
     for n in sizes:
         y0 = torch.randn(n, 3, dtype=WIDE)
-        torch.testing.assert_close(gradient(y0, compile=True), gradient(y0), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradient(net, y0, compile=True), gradient(net, y0), rtol=1e-10, atol=1e-12)
 
 
 def test_views_by_a_size_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,15 +113,10 @@ def test_views_by_a_size_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 3)).to(WIDE)
 
-    def gradient(y0: Tensor, **options: bool) -> list[Tensor]:
-        y0 = y0.clone().requires_grad_()
-        sol = sn.solve(lambda t, y: net(y), y0, [0.0, 1.0], adjoint=sn.Direct(), **options)  # type: ignore[arg-type]
-        return list(torch.autograd.grad(sol.ys[-1].square().sum(), [y0, *net.parameters()]))
-
     made = []
     for n in (4, 6, 9):
         y0 = torch.randn(n, 5, 3, dtype=WIDE)
-        torch.testing.assert_close(gradient(y0, compile=True), gradient(y0), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradient(net, y0, compile=True), gradient(net, y0), rtol=1e-10, atol=1e-12)
         made.append(len(programs))
     assert made[0] < made[1] == made[2]
 

@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seminode._compile import rewrites
-from seminode._compile.inductor import compile_graph, traced
-from seminode._compile.library import Building
-from seminode._compile.torch_private import onednn_linear
+from seminode._compile.inductor import traced
 
 
 def places() -> Tensor:
@@ -83,61 +81,6 @@ def test_products_with_few_columns() -> None:
     torch.testing.assert_close(found, x @ w)
     assert rewrites.mm(x, w.T.contiguous().T) is None
     assert rewrites.mm(x[:3], w) is None
-
-
-@pytest.fixture
-def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor on which products go to oneDNN, if this version of torch can do that."""
-    if onednn_linear() is None:
-        pytest.skip("products by oneDNN are for torch 2.13 on")
-    monkeypatch.setattr(rewrites, "mkl_is_slow", lambda: True)
-
-
-@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.usefixtures("slow_mkl")
-def test_large_products(transposed: tuple[bool, bool]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((130, 150), (150, 170))
-    a, b = (
-        torch.randn(shape[::-1] if turned else shape, generator=generator)
-        for shape, turned in zip(shapes, transposed, strict=True)
-    )
-    a, b = (x.T if turned else x for x, turned in zip((a, b), transposed, strict=True))
-    found, exact = rewrites.mm(a, b), a.double() @ b.double()
-    assert found is not None
-    assert found.stride() == (170, 1)
-    # As exact as the product that it replaces.
-    assert (found - exact).abs().max() <= 2.0 * (a @ b - exact).abs().max()
-
-
-@pytest.mark.usefixtures("slow_mkl")
-def test_other_products_are_left_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = torch.randn(256, 256), torch.randn(256, 256)
-    assert rewrites.by_onednn(a, b) is not None
-    assert rewrites.by_onednn(a.double(), b.double()) is None
-    assert rewrites.by_onednn(a[:, :64], b[:64, :64]) is None  # too small
-    assert rewrites.by_onednn(a, b[:, :31]) is None  # too narrow
-    assert rewrites.by_onednn(a.T, b[:, :33]) is None  # too narrow for a copy
-    monkeypatch.setattr(rewrites, "mkl_is_slow", lambda: False)
-    assert rewrites.by_onednn(a, b) is None
-
-
-@pytest.mark.usefixtures("slow_mkl")
-def test_compiled_large_products() -> None:
-    """Sums would be fused into these products; both factors may be the result of other operations."""
-
-    def function(a: Tensor, w: Tensor, g: Tensor, total: Tensor) -> list[Tensor]:
-        return [(a @ w.T).tanh() + 1.0, (g * 2.0) @ w + a, g.T @ (a + 1.0) + total]
-
-    generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(shape, generator=generator) for shape in ((128, 130), (140, 130), (128, 140), (140, 130))]
-    targets = [str(node.target) for node in traced(function, given, rewritten=True).graph.nodes]
-    assert sum("linear_pointwise" in target for target in targets) == 3
-    program = compile_graph(function, given)
-    if isinstance(program, Building):
-        program.wait()
-    for found, expected in zip(program(list(given)), function(*given), strict=True):
-        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_a_bias_is_a_sum() -> None:

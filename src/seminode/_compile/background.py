@@ -66,7 +66,7 @@ class Kind:
             warn_not_compiled(reason)
             self._ready = False
         elif not _can_copy(problem):
-            reason = '"background" needs Linux and tensors on a CPU'
+            reason = '"background" needs Linux, tensors on a CPU, and a norm of one process'
             warn(f"compile: {reason}; the first solve waits for the compiler instead", CompileWarning)
             self._ready = True
         elif self.seconds >= AFTER and not _busy() and _room():
@@ -100,7 +100,8 @@ def _room() -> bool:
 
 
 def _can_copy(problem: Problem) -> bool:
-    return sys.platform == "linux" and problem.y0.device.type == "cpu"
+    # A copy that took part in reductions over ranks would send in the name of this process.
+    return sys.platform == "linux" and problem.y0.device.type == "cpu" and not problem.ranks.several
 
 
 def in_background(problem: Problem, run: Run, adjoint: Any) -> Any:

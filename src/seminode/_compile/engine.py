@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,14 +18,15 @@ from .._stepping.problem import Problem
 from .._stepping.schedule import Plan
 from .._stepping.step import Attempt, Step
 from ..solvers.base import Solver, StepResult
-from ..solvers.reversible import CoupledSolver, PairMemory
+from ..solvers.reversible import CoupledSolver
+from .ahead import AheadStepper
 from .capturing import warn_not_compiled
+from .coupled_stepper import CoupledStepper
 from .graph import Capture, NotCompiled
 from .programs import (
     SavingEvaluation,
     Wanted,
     compiled_saving_evaluation,
-    coupled_step_program,
     evaluation_program,
     large,
     saving_programs,
@@ -99,20 +101,41 @@ class CompiledStepper:
         eager: Stepper,
         log: EvaluationLog,
     ):
-        self._solver, self._norm, self._programs = solver, norm, programs
-        self._evaluate, self._eager, self._log = evaluate, eager, log
-        self._allowed = allowed
+        self.solver, self._norm, self._programs = solver, norm, programs
+        self._evaluate, self._eager, self.log = evaluate, eager, log
+        self.allowed, self.rest = allowed, programs.rest
+        self.reads = False  # whether programs return the size of an error as one number
+
+    def program(self, y0: Tensor, k1: Tensor) -> Any:
+        return self._programs.find(step_program, self.solver, self._norm, y0, k1)
+
+    def evaluation(self, y: Tensor) -> Any:
+        return self._programs.find(evaluation_program, y)
 
     def __call__(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> Step:
         if plan.failing is not None:
             y0, memory = plan.enter(y0), None
         k1 = self._evaluate(plan.stage_time(0.0), y0, stage=0) if memory is None else memory
-        program = self._programs.find(step_program, self._solver, self._norm, y0, k1)
+        program = self.program(y0, k1)
         if program is None:
             return self._eager(plan, y0, k1)
-        self._log.add_nodes(plan, program.nodes.evaluated)
-        y1, ratio, *slopes = program(plan, y0, k1, self._allowed, self._programs.rest)
-        return compiled_step(self._solver, plan, y0, k1, y1, ratio, slopes, self._evaluate)
+        y1, ratio, *slopes = program(plan, y0, k1, self.allowed, self.rest)
+        self.reads = program.nodes.reads(ratio)
+        return self.finished(plan, y0, k1, program.nodes.evaluated, y1, ratio, slopes)
+
+    def finished(
+        self,
+        plan: Plan,
+        y0: Tensor,
+        k1: Tensor,
+        nodes: Sequence[float],
+        y1: Tensor,
+        ratio: Tensor | float,
+        slopes: Sequence[Tensor],
+    ) -> Step:
+        """A step that evaluated the field at these nodes, from what a program has returned. Counts."""
+        self.log.add_nodes(plan, nodes)
+        return compiled_step(self.solver, plan, y0, k1, y1, ratio, slopes, self._evaluate)
 
 
 def compiled_step(
@@ -121,7 +144,7 @@ def compiled_step(
     y0: Tensor,
     k1: Tensor,
     y1: Tensor,
-    ratio: Tensor,
+    ratio: Tensor | float,
     slopes: Sequence[Tensor],
     evaluate: Evaluator,
     saved: Any = None,
@@ -165,6 +188,13 @@ class CompiledStarter:
         return Begun(begun.slope, begun.finite, begun.length)
 
 
+class SavedKind(NamedTuple):
+    """The programs that keep activations, and for which tensors that the field uses they compute gradients."""
+
+    programs: Any
+    wanted: Wanted
+
+
 class Saved(NamedTuple):
     """The activations that a step keeps for its VJP: of itself, of its first slope, and of its end slope."""
 
@@ -172,37 +202,7 @@ class Saved(NamedTuple):
     first: list[Tensor]
     end: list[Tensor]
     sizes: SavedSizes
-
-
-class CoupledStepper:
-    """Takes steps of a reversible solver, which carries a second copy of the state, by one program each."""
-
-    def __init__(
-        self, problem: Problem, solver: CoupledSolver, programs: Programs, evaluate: Evaluator, log: EvaluationLog
-    ):
-        self._solver, self._norm, self._programs = solver, problem.error, programs
-        self._evaluate, self._log = evaluate, log
-        self._allowed = tolerances(problem.error, problem.y0)
-        # Its evaluations are compiled all the same, where a program for a whole step would be too large.
-        self._in_pieces = EagerStepper(solver, evaluate, problem.error is not None)
-
-    def __call__(self, plan: Plan, y0: Tensor, memory: PairMemory) -> Step:
-        solver, z = self._solver, memory.z
-        k1 = self._evaluate(plan.stage_time(0.0), z, stage=0) if memory.slope is None else memory.slope
-        memory = PairMemory(z, k1)
-        program = None if self._programs.large else self._programs.find(coupled_step_program, solver, self._norm, y0)
-        if program is None:
-            return self._in_pieces(plan, y0, memory)
-        self._log.add_nodes(plan, program.nodes.evaluated)
-        y1, z1, ratio, *slopes = program(plan, y0, z, k1, self._allowed, self._programs.rest)
-        # The second slope of Heun's method is the first one of the next step.
-        ahead = PairMemory(z1, slopes[-1] if solver.last_slope_is_next else None)
-        attempted = Attempt(StepResult(y1, [k1, *slopes], ahead), None, None)
-
-        def evaluate_end(step: Step) -> Tensor:
-            return self._evaluate(plan.stage_time(1.0), step.end_anchor(), stage=solver.stages)
-
-        return Step(solver, plan, y0, memory, attempted, evaluate_end, dt=plan.dt, ratio=ratio)
+    kind: SavedKind
 
 
 class SavedSizes(NamedTuple):
@@ -303,7 +303,7 @@ class SavingStepper:
             sizes = programs.sizes[y0.numel()] = SavedSizes.of(*parts, self._programs.rest)
             if not self._has_room(sizes):
                 return compiled_step(solver, plan, y0, k1, y1, ratio, slopes, evaluate)
-        saved = Saved(*parts, sizes)
+        saved = Saved(*parts, sizes, SavedKind(programs, self._programs.wanted))
         # A rejected step starts again from k1, an accepted one is followed by one that starts from its end.
         evaluate.first_slopes = [(k1, first)]
         if ends:
@@ -324,12 +324,16 @@ def _eager(problem: Problem, determinism: Determinism, log: EvaluationLog) -> tu
     return evaluate, EagerStepper(problem.solver, evaluate, problem.error is not None)
 
 
-def _begins_with(problem: Problem, wanted: Wanted | None) -> list[tuple[Any, ...]]:
-    """The program with which a solve begins, if it selects the length of its first step."""
-    selects = problem.error is not None and problem.lanes is None and not problem.ranks.several
+def _first_slopes(problem: Problem, wanted: Wanted | None) -> list[tuple[Any, ...]]:
+    """The programs for slopes with which steps begin: the one that also selects the length of the first step, and an
+    evaluation, where it is not known from the step before: at jumps, or if steps do not compute their end slopes."""
+    y0, solver, error = problem.y0.detach(), problem.solver, problem.error
+    evaluation = (evaluation_program, y0) if wanted is None else (compiled_saving_evaluation, wanted, y0)
+    selects = error is not None and error.in_programs and problem.lanes is None and not problem.ranks.several
     if not selects or problem.controller.first()[0] is not None:
-        return []
-    return [(start_program, problem.solver, problem.error, wanted, problem.y0.detach())]
+        return [evaluation]
+    start = start_program, solver, error, wanted, y0
+    return [start] if solver.error_needs_end_slope and not problem.jumps else [start, evaluation]
 
 
 def compiled_engine(
@@ -354,10 +358,13 @@ def compiled_engine(
         # Two tensors: a tracer tells its inputs apart by their identity.
         y0, k1 = problem.y0.detach(), torch.empty_like(problem.y0, requires_grad=False)
         # The one that takes longest first, so that there is as much as possible to be done beside it.
-        programs.build(*later, (step_program, solver, problem.error, y0, k1), *_begins_with(problem, None))
+        programs.build(*later, (step_program, solver, problem.error, y0, k1), *_first_slopes(problem, None))
     step = CompiledStepper(solver, problem.error, allowed, programs, evaluate, eager_step, log)
-    start = None if captured.lanes is not None else CompiledStarter(problem, allowed, programs, log)
-    return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start)
+    if captured.lanes is not None:
+        return Engine(solver, problem.field.layout, log.counter, evaluate, step)
+    start = CompiledStarter(problem, allowed, programs, log)
+    along = None if programs.large or problem.ranks.several else partial(AheadStepper, step)
+    return Engine(solver, problem.field.layout, log.counter, evaluate, step, start=start, along=along)
 
 
 def saving_engine(
@@ -377,7 +384,7 @@ def saving_engine(
     allowed = tolerances(problem.error, problem.y0)
     if captured.graph.unused:
         saving = saving_programs, solver, problem.error, wanted, slopes, problem.y0.detach()
-        shared.build(saving, *_begins_with(problem, wanted))
+        shared.build(saving, *_first_slopes(problem, wanted))
     plain = CompiledStepper(solver, problem.error, allowed, shared, evaluate, eager_step, log)
     step = SavingStepper(solver, allowed, programs, evaluate, plain, log, budget)
     start = CompiledStarter(problem, allowed, shared, log, evaluate, wanted)

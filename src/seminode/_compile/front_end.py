@@ -18,10 +18,11 @@ from torch import Tensor
 
 from .._field.pytree import Layout, shares_memory, unflatten
 from .batch_axis import batch_axes, has_size, signature_of
+from .collector import collector_paused
 from .graph import Capture, FieldGraph, NotCompiled, Trial, compiling
 from .stance import tracing
 from .symbolic_sizes import input_examples
-from .torch_private import forget_code, of_any_size, recompile_limit, transforms_unwound
+from .torch_private import forget_code, hooks_guarded, of_any_size, recompile_limit, transforms_unwound
 
 #: How many graphs a front end may keep: of different fields, arguments and Python values.
 GRAPHS = 64
@@ -91,7 +92,9 @@ def _evaluate(
     # not.
     t = t.clone()
     if layout.single:
-        return func(t, leaves[0], *args)
+        answer = func(t, leaves[0], *args)
+        assert isinstance(answer, Tensor)  # otherwise nothing is captured, and an eager evaluation names the mistake
+        return answer
     # In the shapes of these leaves, which need not be those of the layout: a batch may have any size.
     answers = layout.arrange(func(t, unflatten(layout.node, iter(leaves)), *args), [x.shape for x in leaves])
     assert answers is not None
@@ -124,7 +127,7 @@ class FrontEnd:
     def graph_of(self, call: Call) -> tuple[FieldGraph, tuple[Any, ...]]:
         """The graph of an evaluation, and its inputs. Raises whatever the compiler raises about the field."""
         try:
-            with torch.enable_grad(), transforms_unwound():
+            with torch.enable_grad(), transforms_unwound(), hooks_guarded():
                 self._evaluate(*call)
         except Captured as captured:
             self._graphs.add(captured.graph)
@@ -138,6 +141,9 @@ def _lowered(graph: FieldGraph, inputs: tuple[Any, ...], call: Call, y: Tensor, 
         raise NotCompiled(graph.reason)
     if any(x.is_complex() for x in inputs if isinstance(x, Tensor)):
         raise NotCompiled("the compiler does not support complex numbers")
+    if any(x.is_neg() for x in (y, *inputs) if isinstance(x, Tensor)):
+        # Programs read memory, in which the sign is missing.
+        raise NotCompiled("a tensor is an imaginary part whose sign is not stored; call its resolve_neg() before")
     for leaf in call.leaves:
         leaf.requires_grad_(False)
     where = {id(x): i for i, x in enumerate(inputs)}
@@ -163,7 +169,7 @@ _wide_front_ends: OrderedDict[Hashable, FrontEnd] = OrderedDict()
 
 
 def _latest(front_ends: OrderedDict[Hashable, FrontEnd], key: Hashable) -> FrontEnd:
-    found = front_ends[key] if key in front_ends else front_ends.setdefault(key, FrontEnd())
+    found = front_ends.get(key) or front_ends.setdefault(key, FrontEnd())
     front_ends.move_to_end(key)
     while len(front_ends) > FRONT_ENDS:
         front_ends.popitem(last=False)[1].forget()
@@ -181,7 +187,7 @@ def capture(
     The first size of a batch has a graph of its own. For a field that is solved with another size, there is one graph
     for all further sizes, if the field does not depend on the size otherwise than by the shapes of its tensors.
     """
-    with compiling(), tracing():
+    with compiling(), tracing(), collector_paused():
         return _capture(func, layout, t, y.detach(), args, trial)
 
 
@@ -191,14 +197,14 @@ def _capture(
     # They require gradients, as on a backward pass: rules for gradients inside the field are then seen.
     leaves = [y.detach()] if layout.single else [x.clone() for x in layout.segments(y)]
     call = Call(func, layout, t.detach(), [x.requires_grad_() for x in leaves], args)
-    key, family = (layout, y.dtype, y.device), _family(call, y)
+    key = layout, y.dtype, y.device
     new = key not in _front_ends
-    if new and family in _wide_front_ends:
+    if new and _wide_front_ends and (family := _family(call, y)) in _wide_front_ends:
         found = _of_any_size(_latest(_wide_front_ends, family), call, (), y, trial)
         if found is not None:
             return found
     graph, inputs = _of_one_size(key, call)
-    if family is not None and graph.unused and graph.reason is None:
+    if graph.unused and graph.reason is None and (family := _family(call, y)) is not None:
         found = _widened(graph, inputs, call, family, y, trial)
         if found is not None:
             if new:

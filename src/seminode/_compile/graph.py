@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .._field.pytree import Layout
 from .batch_axis import AXES, SIZE, BatchAxis, Signature
+from .collector import collector_paused
 from .library import Building, unfinished
 from .torch_private import make_fx, transforms_unwound
 
@@ -160,7 +161,7 @@ class FieldGraph:
 
     @staticmethod
     def _made(make: Callable[[], Any]) -> tuple[Any, list[Building]]:
-        with transforms_unwound():
+        with transforms_unwound(), collector_paused():
             try:
                 return unfinished.made_by(make)
             except NotCompiled as reason:  # of a program that this one is made of
@@ -195,7 +196,20 @@ class Capture(NamedTuple):
     @property
     def rest(self) -> list[Tensor]:
         """The inputs other than t and y: parameters, args, what is closed over."""
-        return [x for i, x in enumerate(self.inputs) if i != self.t and i not in self.y and not self._is_size(i)]
+        return [self.inputs[i] for i in self._places_of_rest()]
+
+    def _places_of_rest(self) -> list[int]:
+        return [i for i in range(len(self.inputs)) if i != self.t and i not in self.y and not self._is_size(i)]
+
+    def batched_rest(self) -> list[bool]:
+        """Which of them have an axis of unknown size, if the graph is one for any size."""
+        signature = self.graph.signature
+        return [signature is not None and any(signature[i]) for i in self._places_of_rest()]
+
+    @property
+    def kind(self) -> Layout:
+        """The layout of the state; if the graph is one for any size, that of no samples in place of all others."""
+        return self.layout if self.graph.signature is None else self.layout.of_size(0)
 
     def _is_size(self, i: int) -> bool:
         return self.graph.signature is not None and self.graph.signature[i] is SIZE

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .chain import Chain, with_chain
+from .products import with_products
+from .torch_private import MissingPrivateName
+
 Program = Callable[[list[Any]], Sequence[Tensor]]
 
 #: How the function begins that calls the kernels of a library one after the other.
@@ -28,9 +32,10 @@ _UNUSED = {"#include <torch/csrc/stable/library.h>\n": "stable::", "#include <fi
 
 
 def quickly_built(build: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    """What `build` makes of a source that takes less time to compile; or of the source as it is, if that fails."""
+    """What `build` makes of a source that takes less time to compile, has products of matrices of its own and can be
+    called as a chain; or of the source as it is, if that fails."""
     try:
-        return build(lambda code: _with_short_header(quick_wrapper(code)))
+        return build(lambda code: with_chain(_with_short_header(quick_wrapper(with_products(code, _WRAPPER)))))
     except Exception:
         return build()
 
@@ -80,7 +85,7 @@ class Library:
     def _run(self) -> None:
         try:
             self._function = self._build()
-        except BaseException as error:  # raised where somebody waits for it
+        except BaseException as error:  # raised in the thread that waits for it
             self._error = error
 
     def wait(self) -> None:
@@ -96,6 +101,15 @@ class Library:
             self.wait()
         assert self._function is not None
         return self._function(*args)
+
+    @functools.cached_property
+    def chain(self) -> Chain | None:
+        """What calls it several times, if it was built with that."""
+        module = getattr(self._function, "__self__", None)
+        try:
+            return Chain(module.__file__)  # type: ignore[union-attr]
+        except (AttributeError, OSError, MissingPrivateName):
+            return None
 
 
 class Building:
@@ -125,6 +139,11 @@ class Building:
                 library.wait()
         except Exception:
             self._program = otherwise()
+
+    @property
+    def chain(self) -> Chain | None:
+        """What calls the program several times, if that can be done."""
+        return self._libraries[0].chain if self._otherwise is None and len(self._libraries) == 1 else None
 
     def __call__(self, inputs: list[Any]) -> Sequence[Tensor]:
         if self._otherwise is not None:

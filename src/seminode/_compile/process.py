@@ -83,7 +83,7 @@ class BackgroundProcess:
         for kill in (os.killpg, os.kill):  # it may not have its group yet
             with contextlib.suppress(OSError):
                 kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # somebody else may have waited for it
+        with contextlib.suppress(OSError):  # other code may have waited for it
             os.waitpid(self.pid, 0)
 
 

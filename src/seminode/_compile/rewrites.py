@@ -11,8 +11,8 @@ The back end (Inductor) makes loops of what it is given. On a CPU some operation
 - Products with few columns, or with a transposed first factor, are faster the other way round.
 - A product whose entries are sums over few numbers, as in the first layer of a network on a small state, takes less
   time than the call of a library. As a sum it is part of the loop that reads it.
-- MKL, which torch calls for products of matrices, has slow code for processors of other makers. There oneDNN, which
-  torch has for convolutions, takes half the time for products of some size.
+- MKL, which torch calls for products of matrices, has slow code for processors of other makers. There programs have
+  products of their own (`product.cpp`), which also make less of narrow and transposed matrices.
 - A result with several readers is computed again in the loop of each of them, unless it is held in memory.
 - A convolution with few channels on one side takes as long as one with 16, and second derivatives of a convolution
   contain gradients of the weights in the form of convolutions by whole images, which are slow.
@@ -20,15 +20,14 @@ The back end (Inductor) makes loops of what it is given. On a CPU some operation
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from .torch_private import onednn_linear, usual_decompositions
+from .products import computed_here
+from .torch_private import usual_decompositions
 
 #: tanh x ≈ x·P(x²)/Q(x²) for |x| ≤ TANH_END, from where on it rounds to one: the best fit of these degrees in the
 #: relative error (9e-9 before rounding), found by linear programming.
@@ -43,8 +42,6 @@ LOG1P_Q = (1.0, 1.362541093466907, 0.4698587152742001, 0.03052759363595946)
 NARROW = 16
 #: A sum over at most so many products is short.
 SHORT = 4
-#: Products with at least so many multiplications, and so many rows and columns, are large.
-LARGE_PRODUCT, LARGE_SIDE, USUAL_BATCH = 2_000_000, 32, 128
 #: So many channels are few.
 FEW_CHANNELS = 2
 aten = torch.ops.aten
@@ -137,42 +134,20 @@ def _short_product(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-@functools.cache
-def mkl_is_slow() -> bool:
-    """Whether products go to MKL on a processor that was not made by Intel."""
-    if not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
-    try:
-        return "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
-def by_onednn(a: Tensor, b: Tensor) -> Tensor | None:
-    """ab for large matrices; both are copied where they are not stored by rows of a and by columns of b."""
-    linear = onednn_linear() if mkl_is_slow() else None
-    if linear is None or not _single(a):
-        return None
-    # A size that is not fixed counts as a usual one, so that there are no programs of their own for small batches.
-    rows, inner, columns = (n if isinstance(n, int) else USUAL_BATCH for n in (*a.shape, b.shape[1]))
-    # To copy a transposed factor takes too long if the other one has few columns.
-    side = 2 * LARGE_SIDE if a.stride(0) == 1 else LARGE_SIDE
-    if min(rows, columns) < side or inner < LARGE_SIDE or rows * inner * columns < LARGE_PRODUCT:
-        return None
-    # Not held, the back end would fuse sums into it, which it can do for constant matrices only.
-    return held(linear(a, b.mT))
-
-
 def mm(a: Tensor, b: Tensor) -> Tensor | None:
     if _is_short(a, b):
         return _short_product(a, b)
-    found = by_onednn(a, b)
-    if found is not None:
-        return found
-    # The gradient of a layer with more outputs than inputs: the other way round it is up to three times as fast.
-    if a.device.type == "cpu" and a.shape[0] > b.shape[1] and a.stride(0) == 1 and a.stride(1) > 1:
+    # The gradient of a layer with more outputs than inputs: for libraries it is up to three times as fast the other way
+    # round.
+    if (
+        a.device.type == "cpu"
+        and a.shape[0] > b.shape[1]
+        and a.stride(0) == 1
+        and a.stride(1) > 1
+        and not computed_here(a)
+    ):
         return torch.mm(b.mT, a.mT).mT.contiguous()
-    # So with few columns, of which libraries make less than of few rows.
+    # So with few columns, of which less can be made than of few rows.
     if a.device.type == "cpu" and b.shape[1] < NARROW < a.shape[0] and b.stride(1) == 1 and b.stride(0) > 1:
         return torch.mm(b.mT, a.mT).mT.contiguous()
     return None

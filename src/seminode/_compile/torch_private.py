@@ -91,18 +91,6 @@ def compiler_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def _frame_skipper() -> Callable[[CodeType], object]:
-    """What has the compiler leave the frames of a function alone, but not of those that it calls."""
-    try:
-        strategy = private("torch._C._dynamo.eval_frame", "_FrameExecStrategy")
-        action = private("torch._C._dynamo.eval_frame", "_FrameAction")
-        set_strategy = private("torch._C._dynamo.eval_frame", "set_code_exec_strategy")
-    except MissingPrivateName:  # before torch 2.7
-        return private("torch._C._dynamo.eval_frame", "skip_code")
-    alone = strategy(action.SKIP, action.DEFAULT)
-    return lambda code: set_strategy(code, alone)
-
-
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """Have torch.compile step over a function and what it calls, other than what is compiled itself.
 
@@ -110,7 +98,11 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     same, but loads the compiler, which takes seconds, at import.
     """
     try:
-        skip = _frame_skipper()
+        strategy = private("torch._C._dynamo.eval_frame", "_FrameExecStrategy")
+        action = private("torch._C._dynamo.eval_frame", "_FrameAction")
+        set_strategy = private("torch._C._dynamo.eval_frame", "set_code_exec_strategy")
+        # Leave the frames of the function alone, but not of those that it calls.
+        alone = strategy(action.SKIP, action.DEFAULT)
         set_eval_frame = private("torch._C._dynamo.eval_frame", "set_eval_frame")
     except (MissingPrivateName, AttributeError, TypeError):  # traced, it still works
         return function
@@ -122,7 +114,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
         finally:
             set_eval_frame(tracer)
 
-    skip(stepped_over.__code__)
+    set_strategy(stepped_over.__code__, alone)
     stepped_over.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="solve() decides by values")
     return functools.wraps(function)(stepped_over)
 
@@ -197,34 +189,6 @@ def usual_decompositions() -> dict[Any, Callable[..., Any]]:
     return private("torch._inductor.decomposition", "select_decomp_table")()
 
 
-@functools.cache
-def onednn_linear() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(a, b) ↦ abᵀ by oneDNN, as an operation that Inductor calls from C++; `None` where that was not tried."""
-    known = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 13)
-    if (
-        not known
-        or not torch.backends.mkldnn.is_available()
-        or _or_none("torch._inductor.mkldnn_ir", "LinearUnary") is None
-    ):
-        return None
-    return lambda a, b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-
-
-@contextlib.contextmanager
-def _products_of_variables() -> Iterator[None]:
-    """Inductor compiles this operation in here; by its own rule it does so for constant weights only."""
-    if onednn_linear() is None:
-        yield
-        return
-    rules, op = private("torch._inductor.lowering", "lowerings"), torch.ops.mkldnn._linear_pointwise.default
-    kernel, box = private("torch._inductor.mkldnn_ir", "LinearUnary"), private("torch._inductor.ir", "TensorBox")
-    own, rules[op] = rules[op], lambda *args: box.create(kernel.create(*args))
-    try:
-        yield
-    finally:
-        rules[op] = own
-
-
 def partition(module: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Cut the graph of a function and its VJP into two, with as little as possible kept between them."""
     cut = private("torch._functorch.partitioners", "min_cut_rematerialization_partition")
@@ -253,7 +217,9 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
         options = options | {"cpp.vec_isa_ok": True}
     if hasattr(config, "cpp_cache_precompile_headers"):
         options = options | {"cpp_cache_precompile_headers": False}  # to look for one takes as long as to read it
-    with tracing(context(mode)), config.patch(options), alone, _quick(), _products_of_variables():
+    with tracing(context(mode)), config.patch(options), alone, _quick():
+        if options.get("cpp_wrapper", False):
+            _select_instructions()
         return compile_inner(module, inputs, cpp_wrapper=options.get("cpp_wrapper", False))
 
 
@@ -282,6 +248,17 @@ def _quick() -> Iterator[None]:
             vectors.check_build = lambda self, code: "_tile_" not in code or check(self, code)
             undo.callback(setattr, vectors, "check_build", check)
         yield
+
+
+def _select_instructions() -> None:
+    """Have Inductor select the vector instructions, once, before threads build libraries.
+
+    While it checks a set of instructions it changes the flags of that set for a moment. A thread that reads them then
+    builds a library with other flags, which is not found on disk again.
+    """
+    select = _or_none("torch._inductor.cpu_vec_isa", "pick_vec_isa")
+    if select is not None:
+        select()
 
 
 @contextlib.contextmanager
@@ -313,6 +290,16 @@ def libraries_by(library: Callable[[Callable[..., Callable[..., Any]]], Callable
         yield
     finally:
         del cache.load_pybinding
+
+
+def handles_of(tensors: list[Tensor]) -> list[Any]:
+    """Capsules with handles of tensors for C++, which has to free them."""
+    return private("torch._C._aoti", "unsafe_alloc_void_ptrs_from_tensors")(tensors)
+
+
+def tensors_of(handles: list[Any]) -> list[Tensor]:
+    """The tensors of such handles, which are freed."""
+    return private("torch._C._aoti", "alloc_tensors_by_stealing_from_void_ptrs")(handles)
 
 
 def mode_of(examples: Sequence[Any]) -> Any:
@@ -357,6 +344,20 @@ def of_any_size(axes: Sequence[tuple[Tensor, int]]) -> Iterator[None]:
             for name in ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking"):
                 if name in vars(x):
                     delattr(x, name)
+
+
+@contextlib.contextmanager
+def hooks_guarded() -> Iterator[None]:
+    """Have the front end guard on hooks of modules, which it leaves out by default: graphs would ignore new ones."""
+    options, name = sys.modules.get("torch._dynamo.config"), "skip_nnmodule_hook_guards"
+    before = getattr(options, name, False)
+    if before:
+        setattr(options, name, False)  # its `patch` takes five times as long
+    try:
+        yield
+    finally:
+        if before:
+            setattr(options, name, True)
 
 
 #: The vector instructions that Inductor asks a compiler for on x86 processors.

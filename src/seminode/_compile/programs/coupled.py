@@ -15,6 +15,7 @@ from ...solvers.reversible import CoupledSolver, Increment, PairMemory, State
 from ..graph import Capture
 from ..inductor import compile_graph
 from .steps import (
+    Layouts,
     StepNodes,
     Tuned,
     Wanted,
@@ -25,7 +26,6 @@ from .steps import (
     replaced,
     step_key,
     tolerances,
-    with_strides,
 )
 
 
@@ -46,8 +46,8 @@ class CoupledStepProgram:
             result = taken.result
             return [result.y1, result.memory.z, ratio_of(error, taken, y, [rtol, atol]), *result.slopes[1:]]
 
-        y = dense(capture.example(y))
-        self._strides = y.stride()
+        y = capture.example(dense(y))
+        self._layouts = Layouts([y] * 3, capture.axis)
         # One tensor each: a tracer tells its inputs apart by their identity.
         start = y, torch.zeros_like(y), torch.zeros_like(y)
         self._run = compile_graph(step, [nodes.example(), *start, *tolerances(error, y), *capture.rest], capture.axis)
@@ -55,7 +55,7 @@ class CoupledStepProgram:
     def __call__(
         self, plan: Plan, y: Tensor, z: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]
     ) -> Any:
-        start = [with_strides(x, self._strides) for x in (y, z, k1)]
+        start = self._layouts.fitted([y, z, k1])
         return self._run([self.nodes.clock(plan), *start, *allowed, *rest])
 
 
@@ -91,7 +91,7 @@ class UndoingProgram:
             alive = sum((x.sum() for x in totals), adj[0].sum() + adj[1].sum())
             return [*before, *adj, alive, *totals]
 
-        y = dense(capture.example(y))
+        y = capture.example(dense(y))
         ends = [y, *(torch.zeros_like(y) for _ in range(3))]
         inputs = [nodes.example(), *ends, *capture.rest, *no_sums(capture.rest, wanted)]
         self._run = Tuned(undo, inputs, capture.axis)

@@ -124,7 +124,9 @@ class VJPInPieces:
 def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> Any:
     if large(capture):
         at = evaluation_program(capture, y)
-        return capture.graph.program(("step", solver, key_of(error), at), lambda: StepInPieces(solver, error, at, y))
+        return capture.graph.program(
+            ("step", solver, key_of(error, capture.layout), at), lambda: StepInPieces(solver, error, at, y)
+        )
     key = "step", step_key(capture, solver, error)
     return capture.program(key, lambda capture: StepProgram(capture, solver, error, y, k1))
 
@@ -146,7 +148,7 @@ def saving_programs(
     assert isinstance(solver, ExplicitRungeKutta)  # a field is captured for no others
     if large(capture):
         at = compiled_saving_evaluation(capture, wanted, y)
-        key = "saving", solver, key_of(error), at
+        key = "saving", solver, key_of(error, capture.layout), at
         return capture.graph.program(key, lambda: SavingInPieces(solver, error, at, y))
 
     def make(capture: Capture) -> SavingPrograms:

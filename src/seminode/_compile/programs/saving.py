@@ -20,6 +20,7 @@ from ..batch_axis import BatchAxis, Source
 from ..graph import Capture, NotCompiled
 from ..inductor import compile_graph, split
 from .steps import (
+    Layouts,
     StepNodes,
     Tuned,
     Wanted,
@@ -32,7 +33,6 @@ from .steps import (
     ratio_of,
     replaced,
     tolerances,
-    with_strides,
 )
 
 
@@ -83,8 +83,8 @@ class SavingEvaluation:
             k, back = torch.func.vjp(evaluate, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return [k, *back(adj)]
 
-        y = dense(capture.example(y))
-        self._strides = y.stride()
+        y = capture.example(dense(y))
+        self._layouts = Layouts([y], capture.axis)
         self._dtype, self._device = real_dtype(y), y.device
         inputs = [torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device), y, *capture.rest]
         self.halves = split(joint, inputs, [torch.zeros_like(y)], 1, capture.axis)
@@ -112,7 +112,7 @@ class SavingEvaluation:
 
     def __call__(self, t: float | Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         time = as_time(t, self._dtype, self._device)
-        return self._run([time, with_strides(y, self._strides), *rest])
+        return self._run([time, *self._layouts.fitted([y]), *rest])
 
     def _vjp(self, *tensors: Tensor) -> list[Tensor]:
         count = self.kept + 1
@@ -151,8 +151,8 @@ class SavingPrograms:
         self._solver, self._slopes = solver, slopes
         self.at = at
         self.nodes = StepNodes(solver, y)
-        y = dense(capture.example(y))
-        self._strides = y.stride()
+        y = capture.example(dense(y))
+        self._layouts = Layouts([y, y], capture.axis)
         self._split(capture, wanted, y)
         self.kept = self._after.kept
         #: The bytes of what a step keeps, by the number of entries of the state, once they are known.
@@ -238,8 +238,7 @@ class SavingPrograms:
         return added([grad_y + own_y, *both], tensors[n_all:])
 
     def step(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        start = with_strides(y, self._strides), with_strides(k1, self._strides)
-        return self._step([self.nodes.clock(plan), *start, *allowed, *rest])
+        return self._step([self.nodes.clock(plan), *self._layouts.fitted([y, k1]), *allowed, *rest])
 
     def vjp(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         return self._tuned([*kept, *cotangents, *sums])

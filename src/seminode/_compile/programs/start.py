@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from ..._error_norm import ErrorNorm
 from ..._field.pytree import real_dtype, wide_dtype
+from ..._host_numbers import as_tensor
 from ..._stepping.first_step import first_step
 from ..._stepping.schedule import Plan
 from ...solvers.base import Solver
@@ -19,7 +19,7 @@ from ..graph import Capture
 from ..inductor import compile_graph
 from .pieces import large, saving_evaluation
 from .saving import SavingEvaluation
-from .steps import TYPE_CODES, Wanted, dense, key_of, tolerances, with_strides
+from .steps import Layouts, Wanted, dense, key_of, tolerances
 
 
 class TracedNorm:
@@ -53,9 +53,7 @@ class StartClock:
         return self._tensor(0.0, 0.0, 1.0, 1.0)
 
     def _tensor(self, *times: float) -> Tensor:
-        if self._device.type == "cpu":  # as in `StepNodes.clock`
-            return torch.frombuffer(array(TYPE_CODES[self._dtype], times), dtype=self._dtype)
-        return torch.tensor(times, dtype=self._dtype, device=self._device)
+        return as_tensor(times, self._dtype, self._device)
 
 
 def first_length(
@@ -117,14 +115,14 @@ class StartProgram:
 
             return [first_length(clock, y, k1, evaluate, error, (rtol, atol), order), k1, *kept]
 
-        y = dense(capture.example(y))
-        self._strides, self._clock = y.stride(), StartClock(y)
+        y = capture.example(dense(y))
+        self._layouts, self._clock = Layouts([y], capture.axis), StartClock(y)
         inputs = [self._clock.example(), y, *tolerances(error, y), *capture.rest]
         self._run = compile_graph(start, inputs, capture.axis)
 
     def __call__(self, near: Plan, far: Plan, shortest: float, y: Tensor, allowed: Any, rest: list[Tensor]) -> Started:
         clock = self._clock.of(near, far, shortest)
-        return Started.read(near, far, *self._run([clock, with_strides(y, self._strides), *allowed, *rest]))
+        return Started.read(near, far, *self._run([clock, *self._layouts.fitted([y]), *allowed, *rest]))
 
 
 def start_program(
@@ -142,4 +140,4 @@ def start_program(
         return StartProgram(capture, solver, error, saving, y)
 
     order = solver.error_order or solver.order
-    return capture.program(("start", order, key_of(error, capture.graph.signature is None), wanted), make)
+    return capture.program(("start", order, key_of(error, capture.kind), wanted), make)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -11,17 +10,18 @@ from torch import Tensor
 
 from ..._error_norm import ErrorNorm
 from ..._field.field import as_time
-from ..._field.pytree import HALF, real_dtype
+from ..._field.pytree import HALF, Layout, real_dtype
+from ..._host_numbers import TYPE_CODES, as_tensor
 from ..._stepping.combination import StepSize
 from ..._stepping.schedule import Plan
 from ..._stepping.step import Attempt, attempt
 from ...solvers.base import Evaluate, Solver
-from ..batch_axis import BatchAxis, NotOfAnySize, Strides
+from ..batch_axis import BatchAxis, Strides
+from ..chain import Chain
 from ..graph import Capture
 from ..inductor import compile_graph
 
 Wanted = tuple[bool, ...]
-TYPE_CODES = {torch.float32: "f", torch.float64: "d"}
 
 
 class StepNodes:
@@ -56,8 +56,13 @@ class StepNodes:
         """The step size, as it is multiplied with the state."""
         return clock[0].to(self._dtype).reshape(self._column) if self._lanes else clock[0]
 
+    @property
+    def on_host(self) -> bool:
+        """Whether a clock is made without a copy: one for all samples, in the memory of the host."""
+        return not self._lanes and self._device.type == "cpu" and self._dtype in TYPE_CODES
+
     def times(self, plan: Plan) -> list[float]:
-        return [plan.stage_time(c) for c in self._index]
+        return plan.stage_times(self._index)
 
     def example(self) -> Tensor:
         if self._lanes:
@@ -67,11 +72,34 @@ class StepNodes:
     def clock(self, plan: Plan) -> Tensor:
         if self._lanes:
             return plan.clock().to(self._device)  # type: ignore[attr-defined]
+        return as_tensor(self._row(plan), self._dtype, self._device)
+
+    def clocks(self, plans: Sequence[Plan]) -> Sequence[Tensor]:
+        """Those of several steps, on the host."""
+        rows = as_tensor([t for plan in plans for t in self._row(plan)], self._dtype, self._device)
+        return rows.view(len(plans), self._size).unbind()
+
+    def starts(self, plans: Sequence[Plan]) -> Sequence[Tensor]:
+        """The times at which several steps start, on the host."""
+        return as_tensor([plan.stage_time(0.0) for plan in plans], self._dtype, self._device).unbind()
+
+    def blank(self, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Clocks and starts of several steps that are still to be filled in."""
+        clocks = torch.empty((count, self._size), dtype=self._dtype)
+        return clocks.unbind(), torch.empty(count, dtype=self._dtype).unbind()
+
+    @property
+    def places(self) -> list[float]:
+        """The nodes of the times in a clock, in order."""
+        return [*self._index]
+
+    def reads(self, ratio: Tensor) -> bool:
+        """Whether this is one number, in the precision of clocks."""
+        return ratio.ndim == 0 and ratio.dtype == self._dtype
+
+    def _row(self, plan: Plan) -> list[float]:
         times = [plan.dt, *self.times(plan)]
-        times += [plan.t1] * (self._size - len(times))
-        if self._device.type == "cpu":  # the same in a third of the time
-            return torch.frombuffer(array(TYPE_CODES[self._dtype], times), dtype=self._dtype)
-        return torch.tensor(times, dtype=self._dtype, device=self._device)
+        return times + [plan.t1] * (self._size - len(times))
 
 
 class EvaluationProgram:
@@ -83,15 +111,19 @@ class EvaluationProgram:
         def evaluate(t: Tensor, y: Tensor, *rest: Tensor) -> list[Tensor]:
             return [capture.evaluate(t, y, rest)]
 
-        y = dense(capture.example(y))
-        self._strides = y.stride()
+        y = capture.example(dense(y))
+        self._layouts = Layouts([y], capture.axis)
         self._dtype, self._device = real_dtype(y), y.device
         time = torch.zeros(clock_shape(capture), dtype=self._dtype, device=self._device)
         self._run = compile_graph(evaluate, [time, y, *capture.rest], capture.axis)
 
     def __call__(self, t: float | Tensor, y: Tensor, rest: list[Tensor]) -> Any:
         time = as_time(t, self._dtype, self._device)
-        return self._run([time, with_strides(y, self._strides), *rest])
+        return self._run([time, *self._layouts.fitted([y]), *rest])
+
+    def chain(self, y: Tensor, rest: Sequence[Tensor]) -> Chain | None:
+        """What evaluates it as a part of a chain, for states with the memory layout of y."""
+        return chain_of(self._run, 2 + len(rest), 1) if self._layouts.are_those_of([y]) else None
 
 
 def whole_step(
@@ -134,13 +166,24 @@ class StepProgram:
 
             return whole_step(solver, error, evaluate, nodes.length(clock), y, k1, [rtol, atol])
 
-        y, k1 = dense(capture.example(y)), dense(capture.example(k1))
-        self._strides = [x.stride() for x in (y, k1)]
+        y, k1 = capture.example(dense(y)), capture.example(dense(k1))
+        self._layouts = Layouts([y, k1], capture.axis)
         inputs = [nodes.example(), y, k1, *tolerances(error, y), *capture.rest]
         self._run = compile_graph(step, inputs, capture.axis)
 
     def __call__(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
-        return self._run([self.nodes.clock(plan), *map(with_strides, (y, k1), self._strides), *allowed, *rest])
+        return self._run([self.nodes.clock(plan), *self._layouts.fitted([y, k1]), *allowed, *rest])
+
+    def chain(self, y: Tensor, k1: Tensor, rest: Sequence[Tensor], outputs: int) -> Chain | None:
+        """What takes several steps, for states and slopes with the memory layouts of y and k1."""
+        fits = self.nodes.on_host and self._layouts.are_those_of([y, k1])
+        return chain_of(self._run, 5 + len(rest), outputs) if fits else None
+
+
+def chain_of(run: Any, inputs: int, outputs: int) -> Chain | None:
+    """What calls a program several times, if it takes and returns this many tensors."""
+    chain = getattr(run, "chain", None)
+    return chain if chain is not None and (chain.inputs, chain.outputs) == (inputs, outputs) else None
 
 
 class VJPProgram:
@@ -173,7 +216,7 @@ class VJPProgram:
             _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
             return added(back(cotangents), sums)
 
-        y = dense(capture.example(y))
+        y = capture.example(dense(y))
         cotangents = [torch.zeros_like(y)]
         if slopes:
             cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
@@ -191,34 +234,48 @@ class VJPProgram:
         return self.nodes.evaluated
 
 
+_stride = Tensor.stride
+
+
+class Layouts:
+    """The memory layouts for which a program was compiled."""
+
+    def __init__(self, examples: Sequence[Tensor], axis: BatchAxis | None):
+        self._strides = Strides(examples, axis)
+
+    def are_those_of(self, given: list[Tensor]) -> bool:
+        return list(map(_stride, given)) == self._strides.of(given)
+
+    def fitted(self, given: list[Tensor]) -> list[Tensor]:
+        """The tensors in these layouts, copied where they are in others."""
+        expected = self._strides.of(given)
+        if list(map(_stride, given)) == expected:
+            return given
+        return [with_strides(x, strides) for x, strides in zip(given, expected, strict=True)]
+
+
 class Tuned:
     """A program for the memory layouts of the tensors that it is first given."""
 
     def __init__(self, function: Callable[..., list[Tensor]], given: Sequence[Tensor], axis: BatchAxis | None = None):
-        self._strides = Strides(given, axis)
+        self._layouts = Layouts(given, axis)
         self._run = compile_graph(function, [x.detach() for x in given], axis)
 
     def __call__(self, given: list[Tensor]) -> Any:
-        expected = self._strides.of(given)
-        if [x.stride() for x in given] != expected:
-            given = [with_strides(x, strides) for x, strides in zip(given, expected, strict=True)]
-        return self._run(given)
+        return self._run(self._layouts.fitted(given))
 
 
-def key_of(error: ErrorNorm | None, samples: bool = True) -> Hashable:
-    """The part of an error norm that a program depends on, with the number of samples or without."""
+def key_of(error: ErrorNorm | None, layout: Layout) -> Hashable:
+    """What a program depends on of an error norm and of the layout of the state."""
     if error is None:
         return None
-    layout, tolerances = error.layout, (error.rtol, error.atol)
-    shapes = layout.shapes if samples or layout.samples is None else tuple(shape[1:] for shape in layout.shapes)
-    # Tolerances of entries have the shape of the state, or broadcast against it.
-    entries = tuple(x.shape if isinstance(x, Tensor) else () for x in tolerances)
-    norm = error.norm if error.in_programs else None
-    return norm, error.in_rows, layout.node, layout.axis, shapes, entries
+    # Those of entries have the shape of the state.
+    entries = tuple(isinstance(x, Tensor) and x.ndim > 0 for x in (error.rtol, error.atol))
+    return error.norm if error.in_programs else None, error.in_rows, layout, entries
 
 
 def step_key(capture: Capture, solver: Solver, error: ErrorNorm | None) -> Hashable:
-    return solver, key_of(error, capture.graph.signature is None), capture.lanes
+    return solver, key_of(error, capture.kind), capture.lanes
 
 
 def evaluation_program(capture: Capture, y: Tensor) -> EvaluationProgram:
@@ -249,12 +306,17 @@ def tolerances(error: ErrorNorm | None, like: Tensor) -> list[Tensor]:
     dtype = real_dtype(like)
     if error is None:
         return [torch.zeros((), dtype=dtype, device=like.device) for _ in range(2)]
-    rtol = error.rtol
-    if any(isinstance(n, torch.SymInt) for n in like.shape) and any(
-        isinstance(x, Tensor) and x.ndim for x in (rtol, error.atol)
-    ):
-        raise NotOfAnySize("tolerances differ between entries of the state")
-    return [rtol if isinstance(rtol, Tensor) else torch.full((), rtol, dtype=dtype, device=like.device), error.atol]
+    return [_tolerance(x, like, dtype) for x in (error.rtol, error.atol)]
+
+
+def _tolerance(value: float | Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full((), value, dtype=dtype, device=like.device)
+    if value.ndim == 0:
+        return value
+    example = torch.empty_like(like, dtype=dtype)  # there is one for each entry
+    symbolic = any(isinstance(n, torch.SymInt) for n in like.shape)
+    return example if symbolic else with_strides(value, example.stride())
 
 
 def chosen_of(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
