@@ -266,3 +266,31 @@ def test_the_example_compares_both_trainings(name: str, tmp_path: Path, capsys: 
         assert plain == pytest.approx(bits, rel=2e-2)  # the example's slope is that of all test images
     example.draw(problem, results, tmp_path / "out.png")
     assert (tmp_path / "out.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_times_of_large_batches_in_half_precision(dtype: torch.dtype) -> None:
+    seen: list[Tensor] = []
+
+    def field(t: Tensor, x: Tensor) -> Tensor:
+        seen.append(t)
+        return x
+
+    flow_matching_loss(field, torch.zeros(70000, 1, dtype=dtype), batched=True)
+    (times,) = seen
+    assert times.dtype == dtype
+    expected = (torch.arange(70000) + 0.5) / 70000
+    torch.testing.assert_close(times.float().sort().values, expected, rtol=2.0 * torch.finfo(dtype).eps, atol=1e-4)
+
+
+def test_minibatch_coupling_far_from_the_origin() -> None:
+    x, noise = torch.randn(2, 60, 2, dtype=torch.float64)
+    near, far = minibatch_coupling(x, noise), minibatch_coupling(x + 2.0**30, noise + 2.0**30)
+    assert torch.allclose(far - 2.0**30, near, rtol=0.0, atol=1e-6)
+    with pytest.raises(ValueError, match="noise: expected finite values with an optimal coupling"):
+        minibatch_coupling(x, noise / 0.0)
+
+
+def test_times_that_are_not_numbers() -> None:
+    with pytest.raises(ValueError, match="t: expected times between 0 and 1, found nan"):
+        flow_matching_loss(lambda t, x: x, torch.zeros(2, 1), t=torch.tensor([0.5, torch.nan]))

@@ -16,6 +16,7 @@ from examples import latent_ode as example
 from seminode.models import ODERNN, GRUODECell, LatentField, LatentODE, kl_annealing
 
 TIGHT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
+FIXED: dict[str, Any] = {"solver": "rk4", "controller": sn.FixedStep(0.25)}
 NAN = math.nan
 
 
@@ -323,6 +324,11 @@ def test_the_example_fills_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[st
     data = example.draw_series(3, times)
     inside = (times >= 0.4 * example.END) & (times <= 0.7 * example.END)
     assert bool(data.seen[:, inside].isnan().all())
+    assert 0.0 <= example.coverage(model, data) <= 1.0
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.zero_()  # all samples are the same then
+    assert example.coverage(model, data) == 0.0
     example.draw(model, times, tmp_path / "out.png")
     assert (tmp_path / "out.png").stat().st_size > 1000
 
@@ -346,3 +352,55 @@ def test_the_benchmark_trains_the_same_model_twice() -> None:
     theirs = contender.loss(data.seen, data.times, 0.5)
     torch.manual_seed(0)
     torch.testing.assert_close(ours.loss(data.seen, data.times, 0.5), theirs, rtol=1e-2, atol=0.1)
+
+
+def test_times_of_half_precision_models_are_not_rounded_to_it() -> None:
+    class Clock(nn.Module):
+        def forward(self, t: Tensor, h: Tensor) -> Tensor:
+            return t.cos().unsqueeze(-1).to(h.dtype) * torch.ones_like(h)
+
+    x, times = torch.randn(2, 4, 1), 70000.0 + torch.tensor([0.0, 0.3, 1.1, 3.0])  # float16 ends at 65504
+    for dtype in (torch.bfloat16, torch.float16):
+        for options in ({"steps": 2, "solver": "rk4"}, {}):
+            model = ODERNN(1, 3, field=Clock(), **options).to(dtype)  # type: ignore[arg-type]
+            coarse = model(x.to(dtype), times).double()
+            torch.testing.assert_close(coarse, model.double()(x.to(dtype).double(), times), rtol=0.0, atol=0.03)
+
+
+def test_the_gaussian_bound_is_exact_in_float64() -> None:
+    model = LatentODE(1, 2, 4, noise_std=0.3, **FIXED).double()
+    x, times = torch.randn(3, 5, 1, dtype=torch.float64), torch.linspace(0.0, 1.0, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.zero_()
+    density = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 0.3).log_prob(x).sum((1, 2))
+    torch.testing.assert_close(model.elbo(x, times).log_likelihood, density, rtol=1e-13, atol=1e-12)
+
+
+def test_intensities_that_underflow_have_a_finite_logarithm() -> None:
+    model = LatentODE(2, 2, 4, poisson=True, **FIXED)
+    assert model.intensity is not None
+    with torch.no_grad():
+        model.intensity.weight.zero_()
+        model.intensity.bias.copy_(torch.tensor([-150.0, 0.0]))
+        for parameter in model.decoder.parameters():
+            parameter.zero_()
+    x = torch.full((2, 3, 2), torch.nan)
+    x[:, 0, 1] = 0.0
+    x[1, 1, 0] = 0.0  # an event of a process of which none was expected
+    bound = model.elbo(x)
+    event = -math.log(model.noise_std * math.sqrt(2.0 * math.pi))
+    one = event + math.log(math.log(2.0)) - 2.0 * math.log(2.0)  # of the second channel, over two units of time
+    torch.testing.assert_close(bound.log_likelihood, torch.tensor([one, one + event - 150.0]))
+    bound.value.sum().backward()
+    assert model.intensity.bias.grad is not None
+    torch.testing.assert_close(model.intensity.bias.grad[0], torch.tensor(1.0))
+
+
+def test_a_custom_encoder_is_called_with_knots() -> None:
+    class Encoder(nn.Module):
+        def forward(self, knots: Any) -> Tensor:
+            return knots.values[0].repeat(1, 4)
+
+    model, x = LatentODE(1, 2, 4, encoder=Encoder(), **FIXED), torch.randn(3, 5, 1)
+    assert torch.equal(model.posterior(x)[0], x[:, 0].repeat(1, 2))

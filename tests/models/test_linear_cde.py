@@ -183,3 +183,31 @@ def test_the_state_of_a_long_series_stays_moderate() -> None:
     x = torch.randn(8, 160, 20)
     sizes = [LinearCDE(20, 32, init_scale=scale)(x).abs().max().item() for scale in (0.1, 1.0)]
     assert sizes[0] < 100.0 < sizes[1]
+
+
+@pytest.mark.parametrize("m", [1, 4, 9])
+def test_exponentials_do_not_depend_on_large_matrices_beside_them(m: int) -> None:
+    small = 0.05 * torch.randn(m, m, 20)
+    exact = torch.matrix_exp(small.double().permute(2, 0, 1)).permute(1, 2, 0)
+    decay = (-1e4 * torch.eye(m)).unsqueeze(-1)  # its exponential is 0
+    both = exponential(torch.cat((small, decay), 2))
+    torch.testing.assert_close(both[..., :-1].double(), exact, rtol=0.0, atol=5e-7)
+    assert torch.equal(both[..., -1], torch.zeros(m, m))
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_exponentials_do_not_depend_on_matrices_that_are_not_finite(wrong: float) -> None:
+    matrices = 3.0 * torch.randn(4, 4, 20, dtype=torch.float64)
+    exact = torch.matrix_exp(matrices.permute(2, 0, 1)).permute(1, 2, 0)
+    both = exponential(torch.cat((matrices, torch.full((4, 4, 1), wrong, dtype=torch.float64)), 2))
+    torch.testing.assert_close(both[..., :-1], exact, rtol=1e-10, atol=1e-10)
+
+
+def test_a_series_does_not_depend_on_a_long_gap_in_another() -> None:
+    model = LinearCDE(1, 4, block=2)
+    with torch.no_grad():
+        model.get_parameter("flows.0.matrices")[0] = -torch.eye(2)  # the state decays with time
+    x, times = torch.randn(2, 6, 1), torch.linspace(0.0, 1.0, 6).repeat(2, 1)
+    times[1, -1] = 1e4
+    alone = model.double()(x[:1].double(), times[:1].double())
+    torch.testing.assert_close(model.float()(x, times)[:1].double(), alone, rtol=0.0, atol=2e-6)

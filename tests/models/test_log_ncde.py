@@ -156,3 +156,10 @@ def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("neural", "log"):
         model = vowels.MODELS[name]()
         assert model(torch.zeros(2, 9, 12)).shape == (2, 9)
+
+
+def test_the_path_of_a_single_series() -> None:
+    model = LogNCDE(2, 4, window_length=2.0)
+    control = model.control(torch.randn(3, 9, 2))
+    with pytest.raises(ValueError, match="x: expected a path of a batch of series, found one of a single series"):
+        model(control[0])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._field.checks import check_count, check_number
 from .._stepping.problem import Save
-from ..norms import Without
+from ..norms import Distributed, Without
 from ..solution import Record, Solution, Stats
 from ..solve import AllOptions, SolveOptions, solve
 from .running import Noise, Running, along, integrals_of, noise_for, start
@@ -37,12 +37,30 @@ class SolvingModule(nn.Module):
     `options`, which may be changed later.
 
     Leaves of the state that are plain integrals (log-probabilities, running costs) are left out of error control unless
-    `norm` is given. `norm="mixed"` includes every leaf, as the published experiments do.
+    `norm` is given; `norms.distributed()` leaves them out too. `norm="mixed"` includes every leaf, as the published
+    experiments do.
 
     Attributes:
         options: options of `solve`.
         stats: the cost of the solves of the latest forward pass, one [`Stats`][seminode.Stats] per solve.
         records: with the option `record`, one [`Record`][seminode.Record] per solve of the latest forward pass.
+
+    Example:
+        >>> import torch
+        >>> from seminode.models import SolvingModule
+        >>> class Decay(SolvingModule):
+        ...     def __init__(self, **options):
+        ...         super().__init__(**options)
+        ...         self.rate = nn.Parameter(torch.tensor(1.0))
+        ...
+        ...     def forward(self, x):
+        ...         return self.solve(lambda t, y: -self.rate * y, x, [0.0, 1.0], save="last").ys[-1]
+        >>> model = Decay(solver="tsit5", rtol=1e-6)
+        >>> model(torch.ones(4, 1)).sum().backward()
+        >>> model.rate.grad  # −4e⁻¹
+        tensor(-1.4715)
+        >>> model.nfe == model.stats[0].nfe, model.backward_nfe == model.stats[0].backward.nfe
+        (True, True)
     """
 
     def __init__(self, **options: Unpack[SolveOptions]):
@@ -90,7 +108,13 @@ class SolvingModule(nn.Module):
         save: Save = "ts",
         **more: Unpack[AllOptions],
     ) -> Solution[Y]:
-        """Solve with the model's options and keep the statistics. `integrals` flags leaves that are plain integrals."""
+        """Solve with the model's options and keep the statistics.
+
+        Arguments:
+            field, y0, ts, save: as for [`solve`][seminode.solve].
+            integrals: one flag per leaf of the state, `True` for a plain integral.
+            more: options of `solve` that take precedence over the model's.
+        """
         options: dict[str, Any] = {**self.options, **more}
         if any(integrals):
             options.update(_without_integrals(options, integrals))
@@ -168,6 +192,9 @@ def _without_integrals(options: dict[str, Any], integrals: Sequence[bool]) -> di
     norm, controller = options.get("norm"), options.get("controller")
     if norm is None and (controller is None or getattr(controller, "adaptive", False)):
         changed["norm"] = Without(integrals)
+    elif isinstance(norm, Distributed):
+        if norm.norm is None:
+            changed["norm"] = norm.over(Without(integrals))
     elif callable(norm) and not isinstance(norm, Without):
         changed["norm"] = OfState(norm)
     for name in ("rtol", "atol"):

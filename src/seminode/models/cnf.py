@@ -216,6 +216,8 @@ def standard_normal_log_prob(z: Tensor) -> Tensor:
 class ConcatLinear(nn.Module):
     """A linear layer with the time as its first input: W (t, z) + b. The time is a scalar, or of shape (batch,).
 
+    Reference: Grathwohl et al., *FFJORD*, ICLR 2019, arXiv:1810.01367.
+
     Arguments:
         inputs, outputs: sizes of the last axis, without the time.
         mask: of shape (outputs, inputs); zero where an output must not depend on an input. All outputs depend on the
@@ -247,7 +249,7 @@ class ConcatLinear(nn.Module):
 class ConcatConv2d(nn.Module):
     """A 3×3 convolution with stride 1 and padding 1 whose first input channel is the time, constant over the image.
 
-    The time is a scalar, or of shape (batch,).
+    The time is a scalar, or of shape (batch,). Reference: Grathwohl et al., *FFJORD*, ICLR 2019, arXiv:1810.01367.
 
     Arguments:
         inputs, outputs: numbers of channels, without the time.
@@ -274,6 +276,8 @@ class ConcatConv2d(nn.Module):
 
 class ConcatMLP(nn.Module):
     """A multilayer perceptron with the time as an input of every layer: a field f(t, z) for z of shape (batch, dim).
+
+    Reference: Grathwohl et al., *FFJORD*, ICLR 2019, arXiv:1810.01367.
 
     Arguments:
         dim: dimension of z.

@@ -22,6 +22,9 @@ def total_derivatives(
     Each derivative follows from the previous one by the chain rule, z⁽ᵏ⁺¹⁾ = ∂z⁽ᵏ⁾/∂t + (∂z⁽ᵏ⁾/∂z) f. f is evaluated
     once for any K. Each further order multiplies the total cost by two to three. All results are differentiable.
 
+    Reference: in regularisers, Kelly, Bettencourt, Johnson and Duvenaud, *Learning Differential Equations that are Easy
+    to Solve*, NeurIPS 2020, arXiv:2007.04504.
+
     Arguments:
         velocity: f(t, z), differentiable K − 1 times, or K times if the result is to be differentiated.
         t: time, a 0-d tensor.

@@ -32,15 +32,26 @@ class ProbabilityPath(ABC):
 
     1. `coefficients(t)`: α, σ and their derivatives α′, σ′ at the times t;
     2. `first`: the first time of training, above 0 only if the velocity is unbounded at 0.
+
+    Example:
+        >>> import torch
+        >>> from seminode.models import ConcatMLP, ProbabilityPath, flow_matching_loss
+        >>> class Late(ProbabilityPath):  # leaves the data slowly, α = 1 − t² and σ = t²
+        ...     def coefficients(self, t):
+        ...         return 1 - t**2, t**2, -2 * t, 2 * t
+        >>> Late().at(torch.tensor([0.5]), torch.tensor([[4.0]]), torch.tensor([[8.0]]))
+        (tensor([[5.]]), tensor([[4.]]))
+        >>> flow_matching_loss(ConcatMLP(2, (16,)), torch.randn(64, 2), path=Late(), batched=True).backward()
     """
 
     first: float = 0.0
 
     @abstractmethod
-    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """α, σ, α′ and σ′ at times `t` of any shape."""
 
     def at(self, t: Tensor, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """x(t) and its velocity α′ x + σ′ ε, for times of shape (batch,)."""
+        """x(t) and its velocity α′ x + σ′ ε, for times `t` of shape (batch,), data `x` and `noise` ε of one shape."""
         columns = (value.reshape(-1, *[1] * (x.ndim - 1)) for value in self.coefficients(t))
         alpha, sigma, d_alpha, d_sigma = columns
         return alpha * x + sigma * noise, d_alpha * x + d_sigma * noise
@@ -169,7 +180,13 @@ def minibatch_coupling(x: Tensor, noise: Tensor) -> Tensor:
         optimize = importlib.import_module("scipy.optimize")
     except ImportError as error:
         raise ImportError("coupling: 'ot' needs SciPy: pip install seminode[scipy]") from error
-    cost = torch.cdist(x.detach().flatten(1).double(), noise.detach().flatten(1).double()).square()
+    points, others = x.detach().flatten(1).double(), noise.detach().flatten(1).double()
+    for name, values in (("x", points), ("noise", others)):
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"{name}: expected finite values with an optimal coupling, found NaN or infinite values")
+    # Up to terms that all permutations have, Σ ‖xᵢ − noiseᵢ‖² is −2 Σ xᵢ·noiseᵢ. So it is with centred points, whose
+    # products are not rounded to the size of a common offset.
+    cost = -(points - points.mean(0)) @ (others - others.mean(0)).T
     _, order = optimize.linear_sum_assignment(cost.cpu().numpy())
     return noise[torch.as_tensor(order, device=noise.device)]
 
@@ -256,11 +273,12 @@ def _check_pair(x: Tensor, noise: Any) -> None:
 def _times(t: Any, x: Tensor, first: float) -> Tensor:
     """Times of shape (batch,): checked, or one uniform draw from each of `batch` equal intervals, in random order."""
     if t is None:
-        place = torch.randperm(len(x), device=x.device) + torch.rand(len(x), device=x.device, dtype=x.dtype)
-        return first + (1.0 - first) * place / max(1, len(x))
+        wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot count the samples of a large batch
+        place = torch.randperm(len(x), device=x.device) + torch.rand(len(x), device=x.device, dtype=wide)
+        return (first + (1.0 - first) * place / max(1, len(x))).to(x.dtype)
     if not isinstance(t, Tensor) or t.shape != x.shape[:1]:
         raise ValueError(f"t: expected one time per sample, shape {tuple(x.shape[:1])}, found {described(t)}")
-    outside = (t < first) | (t > 1.0)
+    outside = ~((t >= first) & (t <= 1.0))  # also NaN
     if bool(outside.any()):
         raise ValueError(f"t: expected times between {first:g} and 1, found {float(t[outside][0]):g}")
     return t.to(x)
@@ -339,7 +357,8 @@ def flow_sample(
     """Samples of a flow: solve x′ = f(t, x, *args) from the noise at t = 1 to the data at t = 0, without gradients.
 
     Arguments:
-        field: f(t, x, *args), as in [`flow_matching_loss`][seminode.models.flow_matching_loss].
+        field: f(t, x, *args), as in [`flow_matching_loss`][seminode.models.flow_matching_loss]; here with a scalar t,
+            which all samples share.
         noise: x(1), shape (batch, ...).
         preset, steps: see [`sampling_preset`][seminode.models.sampling_preset].
         args: further arguments of the field, such as labels.

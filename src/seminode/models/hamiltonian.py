@@ -111,6 +111,7 @@ class HamiltonianNet(SolvingModule):
         return self.field.separable
 
     def forward(self, x0: Tensor, ts: Tensor | Sequence[float]) -> Tensor:
+        """The states (q, p) at the times `ts`, starting at `x0` of shape (batch, 2·dof): (times, batch, 2·dof)."""
         self._check("x0", x0)
         if self._wants_leapfrog():
             return self.solve(self.field, x0, ts, solver=Leapfrog(separable=True)).ys

@@ -25,12 +25,21 @@ Correction = Callable[..., Tensor]
 class CorrectionNet(nn.Module):
     """g_ω(ε, z, k₁, …, k_s) for states of shape (batch, dim): an MLP whose inputs are ε, z and the slopes of the step.
 
-    `fit` standardises its inputs and scales its outputs to the data.
+    `fit` standardises its inputs and scales its outputs to the data. Reference: as for
+    [`HyperSolver`][seminode.models.HyperSolver].
 
     Arguments:
         dim: size of the state.
         stages: s, the number of stages of the base method; 2 for Heun's method.
         width, layers: width and number of the hidden layers.
+
+    Example:
+        >>> from seminode.models import HyperSolver
+        >>> net = CorrectionNet(dim=2, stages=1, width=16)
+        >>> hyper = HyperSolver("euler", net)  # as HyperSolver("euler", dim=2, width=16)
+        >>> z = torch.zeros(5, 2)
+        >>> net(torch.tensor(0.1), z, torch.ones(5, 2)).shape
+        torch.Size([5, 2])
     """
 
     shift: Tensor
@@ -290,6 +299,16 @@ def fit(
 
     Returns:
         The loss at every step of the optimiser.
+
+    Reference: Poli et al., *Hypersolvers: toward fast continuous-depth models*, NeurIPS 2020, arXiv:2007.09601.
+
+    Example:
+        >>> from seminode.models import HyperSolver
+        >>> _ = torch.manual_seed(0)
+        >>> hyper = HyperSolver("euler", dim=1, width=8)
+        >>> history = fit(hyper, lambda t, z: -z, torch.rand(16, 1), torch.linspace(0.0, 1.0, 6), steps=100)
+        >>> len(history), history[-1] < 0.05 * history[0]
+        (100, True)
     """
     _check_hyper(hyper)
     check_count("steps", steps)

@@ -121,7 +121,14 @@ def bits_per_dim(log_prob: Tensor, dims: int, levels: int = LEVELS) -> Tensor:
     """−(log p(x)/D − log levels)/log 2 for a density p of dequantised images x in [0, 1)ᴰ.
 
     Averaged over the noise u, this is an upper bound on the bits per dimension of the discrete model (Theis et al.,
-    2016). The uniform density has 8 bits per dimension:
+    2016).
+
+    Arguments:
+        log_prob: log p(x), of any shape.
+        dims: D, the number of values in a sample.
+        levels: how many values a pixel may have.
+
+    The uniform density has 8 bits per dimension:
 
     >>> bits_per_dim(torch.zeros(1), 784)
     tensor([8.])

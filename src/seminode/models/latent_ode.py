@@ -27,10 +27,22 @@ if TYPE_CHECKING:
 class ELBO(NamedTuple):
     """The evidence lower bound of every series and its terms, each of shape (batch,).
 
+    Reference: Rubanova, Chen and Duvenaud, *Latent ODEs for Irregularly-Sampled Time Series*, NeurIPS 2019,
+    arXiv:1907.03907.
+
     Attributes:
         value: log-likelihood − weight·KL; maximise its mean.
         log_likelihood: E[log p(x | z₀)] over the posterior, estimated from the drawn samples.
         kl: KL(q(z₀ | x) ‖ N(0, I)).
+
+    Example:
+        >>> from seminode.models import LatentODE
+        >>> _ = torch.manual_seed(0)
+        >>> model = LatentODE(channels=1, latent=2, hidden=4, rtol=1e-3, atol=1e-3)
+        >>> bound = model.elbo(torch.zeros(3, 5, 1), torch.linspace(0.0, 1.0, 5), kl_weight=0.5)
+        >>> (-bound.value.mean()).backward()  # the loss
+        >>> torch.equal(bound.value, bound.log_likelihood - 0.5 * bound.kl), bound.kl.shape
+        (True, torch.Size([3]))
     """
 
     value: Tensor
@@ -40,6 +52,8 @@ class ELBO(NamedTuple):
 
 class LatentField(nn.Module):
     """An autonomous field f(z): an MLP with tanh that ignores the time.
+
+    Reference: as for [`LatentODE`][seminode.models.LatentODE].
 
     Arguments:
         latent: number of channels of z.
@@ -83,8 +97,9 @@ class LatentODE(SolvingModule):
         field: f(t, z); by default a [`LatentField`][seminode.models.LatentField]. With times per series, t has shape
             (batch,).
         decoder: d, a module from z of shape (n, latent) to (n, channels); by default linear.
-        encoder: a module that maps a `Knots` object or (x, times, lengths) to (batch, 2·latent), μ and the raw σ; by
-            default an [`ODERNN`][seminode.models.ODERNN] with `backward=True` and `packed=True`.
+        encoder: a module that is called with one argument, the checked observations as a `Knots` object, whose `values`
+            have shape (times, batch, channels), and returns μ and the raw σ, (batch, 2·latent); by default an
+            [`ODERNN`][seminode.models.ODERNN] with `backward=True` and `packed=True`.
         noise_std: s; 0.01 as published.
         poisson: whether to model the times of the observations.
         encoder_steps, encoder_solver: fixed steps of the default encoder between two observations of a series.
@@ -161,7 +176,10 @@ class LatentODE(SolvingModule):
         return self._decoded(zs)
 
     def posterior(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and σ of q(z₀ | x), each of shape (batch, latent). z₀ is the state at the first time of a series."""
+        """μ and σ of q(z₀ | x), each of shape (batch, latent). z₀ is the state at the first time of a series.
+
+        `x`, `times` and `lengths` are as in `forward`.
+        """
         return self._posterior(self._knots(x, times, lengths))
 
     def elbo(
@@ -192,9 +210,10 @@ class LatentODE(SolvingModule):
         zs, intensity_integral = self._solved(z0, knots.times, knots.times, counting=True)
         residual = torch.where(aims.observed, self._decoded(zs) - aims.values.nan_to_num(), 0.0) / self.noise_std
         constant = math.log(self.noise_std) + 0.5 * math.log(2.0 * math.pi)
-        density = -0.5 * residual.square() - constant * aims.observed
+        # A product of a number and flags would have the default dtype.
+        density = torch.where(aims.observed, -0.5 * residual.square() - constant, 0.0)
         if self.intensity is not None:
-            density = density + aims.observed * functional.softplus(self.intensity(zs)).log()
+            density = density + torch.where(aims.observed, _log_softplus(self.intensity(zs)), 0.0)
         log_likelihood = density.sum((1, 3)).mean(0)
         if intensity_integral is not None:
             log_likelihood = log_likelihood - _at_end(intensity_integral, knots.lengths).sum(-1).mean(0)
@@ -202,7 +221,7 @@ class LatentODE(SolvingModule):
         return ELBO(log_likelihood - check_number("kl_weight", kl_weight) * kl, log_likelihood, kl)
 
     def intensities(self, zs: Tensor) -> Tensor:
-        """λ at latent states of shape (..., latent), with `poisson`."""
+        """λ at latent states `zs` of shape (..., latent), with `poisson`."""
         if self.intensity is None:
             raise RuntimeError("intensities: expected a model with poisson=True, found one with poisson=False")
         return functional.softplus(self.intensity(zs))
@@ -269,6 +288,12 @@ def _with_intensity(
 ) -> tuple[Tensor, Tensor]:
     """The field of the state (z, ∫λ dt)."""
     return field(t, state[0]), functional.softplus(intensity(state[0]))
+
+
+def _log_softplus(x: Tensor) -> Tensor:
+    """log log(1 + eˣ), also where eˣ underflows; for small eˣ it is x − ½eˣ + O(e²ˣ)."""
+    low = x < -15.0
+    return torch.where(low, x - 0.5 * x.clamp(max=0.0).exp(), functional.softplus(x.clamp(min=-15.0)).log())
 
 
 def _at_end(integral: Tensor, lengths: Tensor | None) -> Tensor:

@@ -180,6 +180,8 @@ class LogNCDE(SolvingModule):
         expected = paths.logsignature_channels(self.control_channels, self.depth)
         if control.channels != expected:
             raise ValueError(f"x: expected a path with {expected} channels, found {control.channels}")
+        if not control.batch_shape:
+            raise ValueError("x: expected a path of a batch of series, found one of a single series")
         user_jumps = self.options.get("jumps")
         jumps = sorted({*numbers(control.jumps), *map(float, () if user_jumps is None else user_jumps)})
         z0 = self.initial(control.evaluate(control.times[0])[..., : self.control_channels])
@@ -190,7 +192,10 @@ class LogNCDE(SolvingModule):
         return y[-1] if ts is None else y
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:
-        """The cumulative log-signatures of the windows as a piecewise linear path, on a clock that counts windows."""
+        """The cumulative log-signatures of the windows as a piecewise linear path, on a clock that counts windows.
+
+        `x`, `times` and `lengths` are as in `forward`.
+        """
         data = with_channels(x, times, lengths, channels=self.channels, time=self.time, intensity=self.intensity)
         knots = paths.logsignature_windows(
             data, self.depth, self.window_length, times, lengths=lengths, basis="brackets"

@@ -144,7 +144,7 @@ class MultiscaleCNF(SolvingModule):
         return (log_prob, integrated) if costs else log_prob
 
     def bits_per_dim(self, pixels: Tensor) -> Tensor:
-        """Bits per dimension of each image, shape (batch,). The usual loss is their mean."""
+        """Bits per dimension of each image, shape (batch,), for bytes `pixels`. The usual loss is their mean."""
         return bits_per_dim(self.log_prob(pixels), self.dims, self.levels)
 
     def dequantise(self, pixels: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class MultiscaleCNF(SolvingModule):
 
     @torch.no_grad()
     def sample(self, n: int, as_bytes: bool = False) -> Tensor:
-        """n images with values in [0, 1), or bytes in 0, …, levels − 1; shape (n, channels, height, width).
+        """n images with values in [0, 1), or `as_bytes` in 0, …, levels − 1; shape (n, channels, height, width).
 
         The range of the flow exceeds [0, 1) by about α at each end; values outside are clamped.
         """

@@ -43,6 +43,9 @@ OutputTimes = Tensor | Sequence[float] | Literal["knots"] | None
 class MatrixField(nn.Sequential):
     """F of z′ = F(z) dX/dt: an MLP from z to a matrix of shape (hidden, channels), with a final tanh.
 
+    Reference: Kidger, Morrill, Foster and Lyons, *Neural Controlled Differential Equations for Irregular Time Series*,
+    NeurIPS 2020, arXiv:2005.08926.
+
     Arguments:
         hidden: number of channels of z.
         channels: number of channels of the control X.
@@ -267,7 +270,10 @@ class NeuralCDE(SolvingModule):
         }
 
     def control(self, x: Tensor, times: Tensor | None = None, lengths: Tensor | None = None) -> Path:
-        """The path through the observations, including the channels that the model adds (time and intensity)."""
+        """The path through the observations, including the channels that the model adds (time and intensity).
+
+        `x`, `times` and `lengths` are as in `forward`. A path can be computed once for a data set.
+        """
         data = with_channels(x, times, lengths, channels=self.channels, time=self.time, intensity=self.intensity)
         if self.path == "rectilinear" and times is None:
             # By default `paths.rectilinear` would number its added knots, too.

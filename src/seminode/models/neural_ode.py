@@ -95,9 +95,13 @@ class NeuralODE(SolvingModule):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def forward(self, x: Tensor, ts: Tensor | Sequence[float] | None = None, *, costs: bool = False) -> Any:
-        """The output at t₁, or the outputs at all times `ts`, where ts[0] is the time of z(0).
+        """The output at t₁, or the outputs at all times `ts`.
 
-        With `costs=True`, also the integral of each regulariser over the whole interval by name, one value per sample.
+        Arguments:
+            x: data of shape (batch, ...).
+            ts: times of the outputs; ts[0] is the time of z(0).
+            costs: whether to return also the integral of each regulariser over the whole interval by name, one value
+                per sample.
         """
         times: Any = (0.0, self.t1) if ts is None else ts
         if self.training and self.steer:

@@ -130,7 +130,8 @@ class ODERNN(SolvingModule):
         cell: the update, a module from ([x, m], h) to h; by default `nn.GRUCell(2 * channels, hidden)`.
         backward: whether to visit the observations from the last to the first.
         packed: whether to skip the times at which a series was not observed. Its state then goes from one of its own
-            observations to the next in one interval, however many times other series have in between.
+            observations to the next in one interval, however many times other series have in between. The first of
+            all times is always visited: the states of all series start, or with `backward` end, there.
         steps: number of steps of an explicit Runge–Kutta method in every interval, differentiated directly; this is
             much cheaper than a solve per interval. By default, every interval is solved with the options of `solve`.
             With `steps`, the only option is `solver`, by default `"euler"`, as in the publication.
@@ -208,7 +209,9 @@ class ODERNN(SolvingModule):
         # have to branch on values that it does not know.
         reads = self.packed and not torch.compiler.is_compiling()
         full = integers(observed.all(1).flatten().int()) if reads else []
-        begins, widths = rows.times[:-1].to(h.dtype).unbind(), rows.times.diff(dim=0).to(h.dtype).unbind()
+        # As in a solve, times of half precision would be too coarse: float32 at least.
+        clock = torch.promote_types(h.dtype, torch.float32)
+        begins, widths = rows.times[:-1].to(clock).unbind(), rows.times.diff(dim=0).to(clock).unbind()
         solver = None if self.steps is None or self.exponential else self._explicit()
         states: list[Tensor] = []
         stats: list[Stats] = []
@@ -234,16 +237,17 @@ class ODERNN(SolvingModule):
 
     def _velocity(self, s: Tensor, h: Tensor, begin: Tensor, width: Tensor) -> Tensor:
         """dh/ds on a clock from 0 to 1, which the intervals of all series share."""
-        return width.unsqueeze(-1) * self.field(begin + s * width, h)
+        return width.to(h.dtype).unsqueeze(-1) * self.field(begin + s * width, h)
 
     def _evolved(self, h: Tensor, begin: Tensor, width: Tensor, solver: ExplicitRungeKutta | None) -> Tensor:
         """h at the end of the interval, by a solve or by fixed steps."""
         if self.steps is None:
             return self.solve(self._velocity, h, (0.0, 1.0), args=(begin, width), save="last").ys[-1]
         dt = width if self.steps == 1 else width / self.steps
+        length = dt.to(h.dtype).unsqueeze(-1)
         if solver is None:
             for _ in range(self.steps):
-                h = self.field.exponential_step(h, dt.unsqueeze(-1))  # type: ignore[operator, union-attr]
+                h = self.field.exponential_step(h, length)  # type: ignore[operator, union-attr]
             self._stats = (Stats(nfe=self.steps, accepted=self.steps),)
             return h
         for i in range(self.steps):
@@ -252,7 +256,7 @@ class ODERNN(SolvingModule):
                 t = begin + (i + c) * dt if i + c > 0.0 else begin
                 return self.field(t, y).to(y.dtype)
 
-            h = solver.step(evaluate, dt.unsqueeze(-1), h, None).y1
+            h = solver.step(evaluate, length, h, None).y1
         self._stats = (Stats(nfe=self.steps * solver.stages, accepted=self.steps),)
         return h
 

@@ -201,7 +201,7 @@ class OTFlow(SolvingModule):
         return self.solve(self.velocity, self._check("z", z), (1.0, 0.0), save="last").ys[-1]
 
     def costs(self, x: Tensor) -> dict[str, Tensor]:
-        """The terms of the objective per sample: `transport`, `nll` and `hjb`, each of shape (batch,)."""
+        """The terms of the objective for each sample of `x`: `transport`, `nll` and `hjb`, each of shape (batch,)."""
         z, delta, transport, hjb = self._integrate(x, (0.0, 1.0))
         return {"transport": transport, "nll": delta - standard_normal_log_prob(z), "hjb": hjb}
 
@@ -210,7 +210,7 @@ class OTFlow(SolvingModule):
         return -self.costs(x)["nll"]
 
     def loss(self, x: Tensor) -> Tensor:
-        """α_L E[transport] + α_C E[nll] + α_R E[hjb]."""
+        """α_L E[transport] + α_C E[nll] + α_R E[hjb] over the batch `x`."""
         terms = [weight * cost.mean() for weight, cost in zip(self.alpha, self.costs(x).values(), strict=True)]
         return torch.stack(terms).sum()
 

@@ -78,7 +78,13 @@ class JacobianNorm(Regulariser):
 
 
 def rnode(kinetic: float = 0.01, jacobian: float = 0.01) -> tuple[KineticEnergy, JacobianNorm]:
-    """Both costs of RNODE (Finlay et al., 2020) with the given weights.
+    """Both costs of RNODE with the given weights, λ_K·½∫ mean(f²) dt + λ_J·∫ mean((vᵀ∂f/∂z)²) dt.
+
+    Reference: Finlay et al., *How to Train Your Neural ODE*, ICML 2020, arXiv:2002.02798.
+
+    Arguments:
+        kinetic: λ_K, the weight of [`KineticEnergy`][seminode.models.KineticEnergy].
+        jacobian: λ_J, the weight of [`JacobianNorm`][seminode.models.JacobianNorm].
 
     >>> rnode(jacobian=0.05)
     (KineticEnergy(weight=0.01), JacobianNorm(weight=0.05))

@@ -63,17 +63,53 @@ class Running(ABC):
     1. `name`: the name of the integral;
     2. `needs_noise`: whether `rate` reads `Evaluation.vjp` or `Evaluation.noise`;
     3. `rate(at)`: the integrand at an `Evaluation`, of shape (batch,).
+
+    Example:
+        The length of the way along a solution; half of a circle here:
+
+        >>> import torch
+        >>> from seminode.models import Running, SolvingModule
+        >>> class Length(Running):
+        ...     name = "length"
+        ...
+        ...     def rate(self, at):
+        ...         return at.f.norm(dim=1)
+        >>> rotation = lambda t, z: torch.stack((-z[:, 1], z[:, 0]), 1)
+        >>> z0, model = torch.tensor([[1.0, 0.0]]), SolvingModule(rtol=1e-6)
+        >>> zs, ends = model.solve_along(rotation, z0, [0.0, torch.pi], [Length()])
+        >>> round(ends["length"].item(), 3)
+        3.142
     """
 
     name: str
     needs_noise: bool = False
 
     @abstractmethod
-    def rate(self, at: Evaluation) -> Tensor: ...
+    def rate(self, at: Evaluation) -> Tensor:
+        """The integrand, of shape (batch,).
+
+        Arguments:
+            at: an evaluation of the field, with `t`, `z`, the value `f`, and with `needs_noise` the noise v and `vjp`,
+                vᵀ ∂f/∂z.
+        """
 
 
 class Regulariser(Running):
-    """A running cost that is added to a loss with a weight λ."""
+    """A running cost that is added to a loss with a weight λ: a `Running` with one more attribute, `weight`.
+
+    Example:
+        >>> import torch
+        >>> from seminode.models import NeuralODE, Regulariser, penalty
+        >>> class Size(Regulariser):
+        ...     name, weight = "size", 0.1
+        ...
+        ...     def rate(self, at):
+        ...         return at.z.square().sum(1)
+        >>> model = NeuralODE(lambda t, z: -z, regularisers=[Size()], rtol=1e-6)
+        >>> y, costs = model(torch.ones(3, 2), costs=True)
+        >>> costs["size"], penalty(model.regularisers, costs)  # ∫ 2e⁻²ᵗ dt
+        (tensor([0.8647, 0.8647, 0.8647]), tensor(0.0865))
+    """
 
     weight: float
 
@@ -94,7 +130,17 @@ def check_names(regularisers: Any, *taken: str) -> tuple[Regulariser, ...]:
 
 
 def penalty(regularisers: Sequence[Regulariser], costs: dict[str, Tensor]) -> Tensor:
-    """The term Σ λ·mean(cost) of the loss; `costs` holds one value per sample for the name of each regulariser."""
+    """The term Σ λ·mean(cost) of the loss.
+
+    Arguments:
+        regularisers: those of a model, with their weights λ.
+        costs: what the model returns with `costs=True`: one value per sample for the name of each regulariser.
+
+    Example:
+        >>> from seminode.models import KineticEnergy, penalty
+        >>> penalty([KineticEnergy(0.5)], {"kinetic": torch.tensor([1.0, 3.0])})
+        tensor(1.)
+    """
     terms = [regulariser.weight * costs[regulariser.name].mean() for regulariser in regularisers]
     return torch.stack(terms).sum() if terms else torch.zeros(())
 

@@ -59,8 +59,10 @@ class _Product(torch.autograd.Function):
 def exponential(x: Tensor) -> Tensor:
     """exp X of matrices of shape (m, m, ...): a Taylor polynomial of X/2ˢ, squared s times.
 
-    s is the smallest number for which the remainder of the polynomial is below rounding for all matrices. The
-    polynomial is evaluated by the scheme of Paterson and Stockmeyer (1973): degree q² with 2(q − 1) products.
+    s is the smallest number for which the remainder of the polynomial is below rounding for all finite matrices. The
+    polynomial is evaluated by the scheme of Paterson and Stockmeyer (1973): degree q² with 2(q − 1) products. It is
+    exp X/2ˢ − I that is squared, by (I + E)² − I = 2E + E²: then a small matrix is not rounded s times to the accuracy
+    of I because there is a large one beside it.
 
     Example:
         >>> import torch
@@ -69,8 +71,9 @@ def exponential(x: Tensor) -> Tensor:
                 [0., 1.]])
     """
     q, radius = (4, 0.78) if x.dtype == torch.float64 else (3, 0.78)
-    largest = float(x.detach().abs().sum(0).max()) if x.numel() else 0.0
-    squarings = max(0, math.ceil(math.log2(largest / radius))) if 0.0 < largest < math.inf else 0
+    sums = x.detach().abs().sum(0)
+    largest = float(torch.where(sums.isfinite(), sums, 0.0).max()) if x.numel() else 0.0
+    squarings = max(0, math.ceil(math.log2(largest / radius))) if largest > 0.0 else 0
     scaled = x / 2.0**squarings
     powers = [scaled]
     while len(powers) < q:
@@ -78,8 +81,8 @@ def exponential(x: Tensor) -> Tensor:
     identity = torch.eye(len(x), dtype=x.dtype, device=x.device).reshape(len(x), len(x), *[1] * (x.ndim - 2))
 
     def part(first: int) -> Tensor:
-        """Σ X^i/(first + i)! for i from 0 to q − 1."""
-        total = identity / math.factorial(first)
+        """Σ X^i/(first + i)! for i from 0 to q − 1, without I for first = 0."""
+        total = identity / math.factorial(first) if first else torch.zeros_like(identity)
         for i, power in enumerate(powers[:-1], 1):
             total = torch.add(total, power, alpha=1.0 / math.factorial(first + i))
         return total
@@ -88,8 +91,8 @@ def exponential(x: Tensor) -> Tensor:
     for j in range(q - 2, -1, -1):
         total = part(q * j) + multiply(total, powers[-1])
     for _ in range(squarings):
-        total = multiply(total, total)
-    return total
+        total = torch.add(multiply(total, total), total, alpha=2.0)
+    return identity + total
 
 
 def scan_products(matrices: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ class SpectralTrajectory(nn.Module):
     The coefficients c are parameters, which [`train_spectral`][seminode.models.spectral.train_spectral] trains together
     with a field.
 
+    Reference: Quaglino, Gallieri, Masci and Koutník, *SNODE: spectral discretization of neural ODEs for system
+    identification*, ICLR 2020, arXiv:1906.07038.
+
     Arguments:
         y0: z(t₀), a tensor of any shape; it is not trained.
         ts: times; the first is t₀ and the last is t₁.
@@ -145,6 +148,24 @@ def residual(field: Callable[..., Any], trajectory: SpectralTrajectory, t: Tenso
 
     With `vectorise`, `torch.vmap` evaluates the field at all times at once. Use `vectorise=False` for a field that
     `torch.vmap` does not support; the field is then called once per time.
+
+    Arguments:
+        field: f(t, z).
+        trajectory: z, which knows its derivative.
+        t: times of shape (n,).
+        vectorise: whether to evaluate the field at all times at once.
+
+    Reference: Quaglino, Gallieri, Masci and Koutník, *SNODE: spectral discretization of neural ODEs for system
+    identification*, ICLR 2020, arXiv:1906.07038.
+
+    Example:
+        >>> ts = torch.linspace(0.0, 1.0, 20)
+        >>> z = SpectralTrajectory(torch.ones(1), ts, degree=6)
+        >>> z.interpolate(ts, torch.exp(-ts).unsqueeze(1))
+        >>> bool((residual(lambda t, z: -z, z, ts).abs() < 1e-3).all())  # z solves z′ = −z
+        True
+        >>> bool((residual(lambda t, z: -2 * z, z, ts).abs() > 0.3).all())
+        True
     """
     return _residual(field, t, *trajectory.evaluate(trajectory.basis(t)), vectorise)
 

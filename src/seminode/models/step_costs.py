@@ -35,15 +35,40 @@ class StepRegulariser(Regulariser):
        number of steps, instead of the sum;
     2. `check(solver)`: raises an error if the steps of a solver do not have what it reads;
     3. `of_step(step, state)`: c, of shape (batch,); `state` takes the part of z from a flat tensor.
+
+    Example:
+        The squared ways of the steps, which short steps make small:
+
+        >>> import torch, seminode as sn
+        >>> from seminode.models import NeuralODE, StepRegulariser
+        >>> class Ways(StepRegulariser):
+        ...     name, weight, local = "ways", 1.0, False
+        ...
+        ...     def check(self, solver):
+        ...         pass  # any solver will do
+        ...
+        ...     def of_step(self, step, state):
+        ...         return state(step.y1 - step.y0).square().sum(1)
+        >>> options = {"adjoint": sn.Direct(), "solver": "euler", "controller": sn.FixedStep(0.5)}
+        >>> model = NeuralODE(lambda t, z: -z, regularisers=[Ways()], **options)
+        >>> model(torch.ones(2, 1), costs=True)[1]["ways"]  # 0.5² + 0.25²
+        tensor([0.3125, 0.3125])
     """
 
     local: bool
 
     @abstractmethod
-    def check(self, solver: Solver) -> None: ...
+    def check(self, solver: Solver) -> None:
+        """Raise an error if the steps of `solver` do not have what the cost reads."""
 
     @abstractmethod
-    def of_step(self, step: Step, state: Callable[[Tensor], Tensor]) -> Tensor: ...
+    def of_step(self, step: Step, state: Callable[[Tensor], Tensor]) -> Tensor:
+        """The cost of one step, of shape (batch,).
+
+        Arguments:
+            step: an accepted step, with `y0`, `y1`, `slopes`, `end_slope()`, and its times in `plan`.
+            state: takes the part of z, of shape (batch, ...), from a tensor of the step.
+        """
 
     def rate(self, at: Evaluation) -> Tensor:
         raise TypeError(f"{type(self).__name__}: is read off the steps of a solve and has no rate; pass it to a model")

@@ -213,6 +213,7 @@ class SymplecticODENet(SolvingModule):
         return self.field.input_matrix
 
     def forward(self, x0: Tensor, ts: Tensor | Sequence[float]) -> Tensor:
+        """The observations at the times `ts`, starting at `x0` of shape (batch, channels): (times, batch, channels)."""
         check_channels("x0", x0, (3 * self.dof + self.inputs,), "states (cos q, sin q, q', u)")
         return self.solve(self.field, x0, ts).ys
 

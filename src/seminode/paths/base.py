@@ -128,7 +128,7 @@ class Path:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Path:
-        """Make a path from its `state_dict()`."""
+        """Make a path from `state`, its `state_dict()`."""
         state = _checked_state(state)
         if state.pop("shared") or state["times"].ndim > 1:
             return cls.from_coefficients(**state)

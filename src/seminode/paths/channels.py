@@ -18,6 +18,9 @@ def append_time(x: Tensor, times: Times = None, *, lengths: Lengths = None) -> T
     The solution of a CDE does not depend on the parametrisation of its control. It depends on time only if time is a
     channel.
 
+    Reference: Kidger, Morrill, Foster and Lyons, *Neural Controlled Differential Equations for Irregular Time Series*,
+    NeurIPS 2020, arXiv:2005.08926.
+
     Arguments:
         x: (batch..., K, channels).
         times: (K,) for all series or (batch..., K), strictly increasing; by default 0, 1, …, K − 1.
@@ -44,6 +47,11 @@ def append_intensity(x: Tensor) -> Tensor:
     Channel channels + c counts the observations (values that are not NaN) of channel c up to each knot. Its increments
     are the mask of the observations, so a CDE can tell measured values from filled ones. Call this function before gaps
     are filled, and before `append_time`, whose channel has no gaps.
+
+    Reference: as for [`append_time`][seminode.paths.append_time].
+
+    Arguments:
+        x: (batch..., K, channels), NaN where nothing was observed.
 
     Example:
         >>> import torch

@@ -13,8 +13,8 @@ class ControlledField(nn.Module):
     r"""The field F(t, z) dX/dt of the controlled differential equation dz = F(t, z) dX, for `solve`.
 
     The state may be a tuple, driven by as many controls: then `field` returns one matrix per state. If the field has a
-    method `prod(t, z, slope)`, it is called for the product instead of `field(t, z)`. A field of low rank or a sparse
-    one can so avoid to build its matrix.
+    method `prod(t, z, slope)`, it is called for the product instead of `field(t, z)`. A sparse or low-rank field can
+    avoid building its matrix this way.
 
     Reference: Kidger, Morrill, Foster and Lyons, *Neural Controlled Differential Equations for Irregular Time Series*,
     NeurIPS 2020.
@@ -56,7 +56,7 @@ class ControlledField(nn.Module):
         return tuple(_product(m, s) for m, s in zip(matrix, slope, strict=True))
 
     def check(self, t: Tensor, z: Any) -> None:
-        """Evaluate the field once, and raise an error if the shapes of state, field and control do not match."""
+        """Evaluate the field at `t`, `z`, and raise an error if the shapes of state, field and control do not match."""
         if not isinstance(z, (Tensor, tuple, list)):
             raise ValueError(f"z0: expected a tensor, or a tuple or list of tensors, found {type(z).__name__}")
         name = "field.prod" if self.has_product else "field"

@@ -26,6 +26,9 @@ def natural_cubic(x: Tensor, times: Times = None, *, lengths: Lengths = None, en
     Every value depends on all observations, including later ones, so do not use it for online predictions.
     Where a channel is missing (NaN), its spline goes through the observed values only.
 
+    Reference: as a control, Kidger, Morrill, Foster and Lyons, *Neural Controlled Differential Equations for Irregular
+    Time Series*, NeurIPS 2020, arXiv:2005.08926.
+
     Arguments:
         x, times, lengths: as in [`linear`][seminode.paths.linear].
         ends: what the spline of a channel goes through before its first and after its last observation. With `"held"`,

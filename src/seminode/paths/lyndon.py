@@ -16,7 +16,12 @@ Polynomial = dict[Word, int]
 def logsignature_channels(channels: int, depth: int) -> int:
     """The number of channels of a log-signature, which is the number of Lyndon words of up to `depth` letters.
 
-    Witt's formula: Σₖ 1/k Σ_{m | k} μ(k/m)·channelsᵐ.
+    Witt's formula: Σₖ 1/k Σ_{m | k} μ(k/m)·channelsᵐ. Reutenauer, *Free Lie Algebras* (1993); Reizenstein and Graham,
+    *The iisignature library*, ACM TOMS 2020, arXiv:1802.08252.
+
+    Arguments:
+        channels: number of channels of the path.
+        depth: of the log-signature.
 
     Example:
         >>> from seminode import paths
