@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,36 @@ def test_exported_programs_run_without_the_module(tmp_path: Path) -> None:
         torch.testing.assert_close(program(x), model(x))
 
 
+def exported() -> tuple[nn.Module, Any]:
+    model = nn.Sequential(UnrolledSolve(ConcatMLP(2, (4,)), (0.0, 1.0), steps=2, last=True), nn.Linear(2, 1))
+    return model, export_solve(model, torch.randn(3, 2))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch copies trees in a way that it deprecates
+def test_exported_programs_consist_of_core_operations() -> None:
+    """These are the ones that other runtimes, ONNX among them, have translations for."""
+    program = exported()[1].run_decompositions()
+    operations = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    operations.discard(torch.ops.aten._assert_tensor_metadata.default)  # which the exporter of ONNX leaves out
+    tags = {str(each): each.tags for each in operations if hasattr(each, "tags")}  # others compute shapes
+    assert len(tags) > 3
+    assert [name for name in tags if torch.Tag.core not in tags[name]] == []
+
+
+def test_programs_in_onnx_compute_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    model, program = exported()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own packages
+        torch.onnx.export(program, (torch.randn(3, 2),), str(tmp_path / "model.onnx"), dynamo=True)
+    evaluator = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    for batch in (2, 5):
+        x = torch.randn(batch, 2)
+        (y,) = evaluator.run(None, {evaluator.input_names[0]: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), model(x))
+
+
 def test_bad_exports() -> None:
     field = ConcatMLP(2, (4,))
     with pytest.raises(TypeError, match="module: expected an UnrolledSolve or a module with one, found NeuralODE"):
@@ -224,3 +255,76 @@ def test_bad_exports() -> None:
         UnrolledSolve(field, (0.0, 1.0), steps=1, solver="kvaerno3")
     with pytest.raises(ValueError, match="steps"):
         UnrolledSolve(field, (0.0, 1.0), steps=0)
+
+
+def test_logs_that_fail_leave_no_file(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"sinks\[1\]"):
+        CostLog(make(), tmp_path / "log.csv", 3)
+    CostLog(make(), tmp_path / "log.csv").close()
+    with pytest.raises(ValueError, match="step: expected another name"):
+        CostLog(make()).step(step=3.0)
+
+
+def test_files_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(TypeError, match="model: expected a state dict of tensors only, found dict as '_extra_state'"):
+        save_model(Extra(2, 2), path)
+    with pytest.raises(FileNotFoundError, match="path: expected a file in an existing folder, found no folder"):
+        save_model(make(), tmp_path / "none" / "model.safetensors")
+    with pytest.raises(TypeError, match="metadata: expected names that are text, found int"):
+        save_model(make(), path, {1: "a"})  # type: ignore[dict-item]
+    save_model(make(), path, {"epoch": "7"})
+    whole, model = path.read_bytes(), make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for damage in (b'"[\\"epoch\\": \\"7\\"}"', b'"[\\"epoch\\", \\"7\\"]"'):
+        path.write_bytes(whole.replace(b'"{\\"epoch\\": \\"7\\"}"', damage))
+        with pytest.raises(ValueError, match="path: expected metadata as"):
+            load_model(model, path)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_an_unrolled_solve_is_a_solve_in_other_dtypes(dtype: torch.dtype) -> None:
+    seen: list[torch.dtype] = []
+
+    def field(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(t.dtype)
+        return ((3.0 * t).cos() * y).to(y.dtype)
+
+    y0, ts = torch.ones(2, 2, dtype=dtype), (10.0, 11.0, 13.0)
+    solved = sn.solve(field, y0, ts, solver="rk4", controller=sn.FixedStep(0.125)).ys
+    clocks = set(seen)
+    # The first interval has the steps of the solve, the second half as many.
+    torch.testing.assert_close(UnrolledSolve(field, ts, steps=8)(y0)[:2], solved[:2], rtol=0.0, atol=0.0)
+    assert set(seen) == clocks == {torch.float32}
+
+
+def test_unrolled_solves_check_states_and_fields() -> None:
+    y0: Any = torch.ones(3, 2)
+    cases: list[tuple[Any, Any, Any, str]] = [
+        (lambda t, y: y.sum(), y0, ValueError, r"field\(t, y\): expected shape \(3, 2\) as in y0, found \(\)"),
+        (lambda t, y: y.double(), y0, TypeError, r"field\(t, y\): expected dtype torch.float32 as in y0"),
+        (lambda t, y: None, y0, TypeError, r"field\(t, y\): expected a tensor, found NoneType"),
+        (lambda t, y: t * y, y0.long(), TypeError, "y0: expected a floating-point or complex dtype, found torch.int64"),
+        (lambda t, y: y, (y0,), TypeError, "y0: expected a tensor, found tuple"),
+    ]
+    for field, state, error, message in cases:
+        with pytest.raises(error, match=message):
+            UnrolledSolve(field, (0.0, 1.0), steps=1)(state)
+    net = ConcatMLP(2, (8,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the field answers in bfloat16
+        solved = sn.solve(net, y0, (0.0, 1.0), solver="rk4", controller=sn.FixedStep(0.5)).ys
+        torch.testing.assert_close(UnrolledSolve(net, (0.0, 1.0), steps=2)(y0), solved)
+
+
+def test_a_model_in_two_places_counts_once_with_its_latest_call() -> None:
+    ode = NeuralODE(ConcatMLP(2, (4,)), solver="euler", controller=sn.FixedStep(0.5))
+    for model in (nn.Sequential(ode, ode), nn.Sequential(nn.Sequential(ode), nn.Sequential(ode))):
+        model(torch.randn(3, 2))
+        assert solve_costs(model)["nfe"] == ode.nfe == 2

@@ -31,6 +31,17 @@ class Row:
         notes: warnings of the first run.
         reason: why there are no measurements, or `None`.
         params_error: the same as `error`, for the gradients of the parameters only.
+
+    Example:
+        `profile` makes rows. Here is one of two repeats by hand, to show what its numbers are:
+
+        >>> import seminode as sn
+        >>> contender = Contender(sn.Replay(), sn.Dopri5())
+        >>> row = Row(contender, sn.Stats(nfe=32), sn.Stats(nfe=30, vjp_y=30), (0.2, 0.1), (0.3, 0.4))
+        >>> row.contender.label, row.cost  # 32 + 30 evaluations and 30 VJPs
+        ('Replay, dopri5, eager', 92)
+        >>> row.seconds, row.median_seconds  # 0.1 + 0.3, and the median of 0.5 and 0.5
+        (0.4, 0.5)
     """
 
     contender: Contender
@@ -116,6 +127,11 @@ class Reference:
         good_to: its relative difference from a gradient whose rtol is a hundred times larger, and at least its rtol.
             Smaller errors are not resolved.
         note: why it was relaxed, kept in the dtype of the problem, or left out, if so.
+
+    Example:
+        >>> reference = Reference("float64", rtol=1e-10, good_to=3e-9)
+        >>> print(reference)
+        dopri8 and Replay, rtol 1e-10, float64, good to 3e-09
     """
 
     dtype: str
@@ -140,6 +156,17 @@ class Recommendation:
         call: the call of `solve`.
         limit: the largest error of a gradient that is good enough.
         lean: a row that needs much less memory, if there is one.
+
+    Example:
+        What `profile(...).recommendation` may be, and how to use it:
+
+        >>> import torch, seminode as sn
+        >>> row = Row(Contender(sn.Direct(), sn.Dopri5()), memory=24_000, error=2e-5)
+        >>> chosen = Recommendation(row, reason="the fastest", call=row.contender.call, limit=1e-3)
+        >>> print(chosen.call)
+        sn.solve(..., solver='dopri5', adjoint=sn.Direct())
+        >>> best = chosen.row.contender
+        >>> sol = sn.solve(lambda t, y: -y, torch.ones(1), [0.0, 1.0], solver=best.solver, adjoint=best.adjoint)
     """
 
     row: Row
@@ -159,6 +186,16 @@ class Profile:
         recommendation: one row, with the reason; `None` if no gradient could be measured and trusted.
         problem: a description of the problem.
         machine: the machine and the versions.
+
+    Example:
+        >>> import torch, seminode as sn
+        >>> problem = (lambda t, y: -y, torch.ones(2, requires_grad=True), [0.0, 1.0], lambda ys: ys[-1].sum())
+        >>> options = {"adjoints": "Replay", "solvers": "dopri5", "compile": False, "repeats": 1, "verbose": False}
+        >>> found = sn.profile(*problem, **options)
+        >>> [(row.contender.label, row.error < 1e-3) for row in found.rows]
+        [('Replay, dopri5, eager', True)]
+        >>> found.reference.dtype, sorted(found.as_dict())
+        ('float64', ['machine', 'problem', 'recommendation', 'reference', 'rows'])
     """
 
     rows: tuple[Row, ...]
@@ -194,7 +231,7 @@ class Profile:
         }
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_dict()` to a file."""
+        """Write `as_dict()` to the file `path`."""
         Path(path).write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def draw(self, path: str | os.PathLike[str]) -> None:

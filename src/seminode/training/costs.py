@@ -19,7 +19,12 @@ Sink = Callable[[int, Mapping[str, float]], None]
 
 
 def solve_costs(model: nn.Module) -> dict[str, float]:
-    """What the solves of the latest forward and backward pass of a model cost, summed over all solves inside it.
+    """What the solves of the latest forward and backward pass of a model cost, summed over all models inside it.
+
+    A model that is called several times in one pass counts once, with its latest call.
+
+    Arguments:
+        model: a module that contains models of this library.
 
     Returns:
         `nfe`, `accepted` and `rejected` of the forward pass, and `backward_nfe`, `backward_accepted` and
@@ -39,7 +44,7 @@ def solve_costs(model: nn.Module) -> dict[str, float]:
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"model: expected a module, found {described(model)}")
-    stats = [stats for module in _outermost(model) for stats in module.stats]
+    stats = [stats for module in dict.fromkeys(_outermost(model)) for stats in module.stats]
     backward = [each.backward for each in stats if each.backward is not None]
     costs: dict[str, float] = {}
     for prefix, several in (("", stats), ("backward_", backward)):
@@ -86,7 +91,13 @@ class CostLog:
     def __init__(self, model: nn.Module, *sinks: Any, prefix: str = "solve/"):
         solve_costs(model)  # raises an error if it is no module
         self._model = model
-        self._sinks = [_sink(i, each, prefix) for i, each in enumerate(sinks)]
+        self._sinks: list[Sink] = []
+        try:
+            for i, each in enumerate(sinks):
+                self._sinks.append(_sink(i, each, prefix))
+        except BaseException:
+            self._discard()  # the files of the sinks before: a second attempt would find that they exist
+            raise
         self._count = 0
         self._time = time.perf_counter()
 
@@ -99,7 +110,7 @@ class CostLog:
         """
         now = time.perf_counter()
         row = {**solve_costs(self._model), "seconds": now - self._time}
-        clash = sorted(set(row) & set(values))
+        clash = sorted({"step", *row} & set(values))
         if clash:
             raise ValueError(f"{clash[0]}: expected another name, since the log has a column {clash[0]!r}")
         row.update({name: float(value) for name, value in values.items()})
@@ -115,6 +126,12 @@ class CostLog:
             if isinstance(sink, CsvSink):
                 sink.close()
 
+    def _discard(self) -> None:
+        for sink in self._sinks:
+            if isinstance(sink, CsvSink):
+                sink.close()
+                sink.path.unlink()
+
     def __enter__(self) -> CostLog:
         self._time = time.perf_counter()
         return self
@@ -127,6 +144,7 @@ class CsvSink:
     """One line per iteration; the columns are those of the first line. Lines are written at once."""
 
     def __init__(self, path: Path):
+        self.path = path
         self._file = path.open("x", newline="", encoding="utf-8")
         self._columns: tuple[str, ...] | None = None
         self._writer = csv.writer(self._file)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._field.checks import check_count, check_field, check_solver, check_times
+from .._field.checks import check_count, check_field, check_solver, check_times, described
+from .._field.pytree import HALF, real_dtype
 from ..solvers import SolverName
 from ..solvers.explicit import ExplicitRungeKutta
 
@@ -17,7 +18,8 @@ from ..solvers.explicit import ExplicitRungeKutta
 class UnrolledSolve(nn.Module):
     r"""A solve with fixed steps of an explicit Runge–Kutta method, unrolled into plain tensor operations.
 
-    It computes what `solve(field, y0, ts, solver=..., controller=FixedStep(...))` computes where steps end on all ts.
+    It computes what `solve(field, y0, ts, solver=..., controller=FixedStep(...))` computes where steps end on all ts,
+    also of a state in half precision, and raises the same errors if the field returns another shape or dtype.
     Nothing in it depends on values, so that `torch.export`, ONNX export and `torch.compile` see one graph. It is for
     deployment: in training, `solve` has adjoints, checks and statistics.
 
@@ -62,18 +64,27 @@ class UnrolledSolve(nn.Module):
         self._method = method
 
     def forward(self, y0: Tensor) -> Tensor:
-        """y at all times."""
-        y, outputs = y0, [y0]
+        """y at all times, or at the last one, from `y0`."""
+        if not isinstance(y0, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"y0: expected a tensor, found {described(y0)}")
+        if not (y0.is_floating_point() or y0.is_complex()):
+            raise TypeError(f"y0: expected a floating-point or complex dtype, found {y0.dtype}")
+        # As in `solve`, states of half precision are integrated in float32.
+        y = y0.float() if y0.dtype in HALF else y0
+        outputs = [y]
         for start, end in pairwise(self.ts):
             dt = (end - start) / self.steps
             for i in range(self.steps):
-                y = self._step(start + i * dt, dt, y)
+                y = self._step(start + i * dt, dt, y, y0.dtype)
             outputs.append(y)
-        return y if self.last else torch.stack(outputs)
+        return (y if self.last else torch.stack(outputs)).to(y0.dtype)
 
-    def _step(self, t0: float, dt: float, y: Tensor) -> Tensor:
+    def _step(self, t0: float, dt: float, y: Tensor, dtype: torch.dtype) -> Tensor:
+        clock = real_dtype(y)
+
         def evaluate(c: float, state: Tensor, /, *, stage: int) -> Tensor:
-            return self.field(torch.full((), t0 + c * dt, dtype=state.dtype, device=state.device), state)
+            t = torch.full((), t0 + c * dt, dtype=clock, device=state.device)
+            return _checked(self.field(t, state.to(dtype)), state, dtype).to(state.dtype)
 
         return self._method.step(evaluate, dt, y, None).y1
 
@@ -81,11 +92,22 @@ class UnrolledSolve(nn.Module):
         return f"solver={self._method.name!r}, ts={self.ts}, steps={self.steps}, last={self.last}"
 
 
+def _checked(value: Any, state: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a field returned; other shapes and dtypes would be broadcast and promoted without an error."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"field(t, y): expected a tensor, found {type(value).__name__}")
+    if value.shape != state.shape:
+        raise ValueError(f"field(t, y): expected shape {tuple(state.shape)} as in y0, found {tuple(value.shape)}")
+    if value.dtype != dtype and not torch.is_autocast_enabled(state.device.type):
+        raise TypeError(f"field(t, y): expected dtype {dtype} as in y0, found {value.dtype}")
+    return value
+
+
 def export_solve(module: nn.Module, y0: Tensor, *, dynamic_batch: bool = True) -> Any:
     """A module with unrolled solves as a `torch.export.ExportedProgram`, which needs only PyTorch, not this library.
 
-    Save it with `torch.export.save`. For ONNX, pass the module to `torch.onnx.export(module, (y0,), dynamo=True)`,
-    which needs the packages onnx and onnxscript.
+    Save it with `torch.export.save`. For ONNX, pass it to `torch.onnx.export(program, (y0,), path, dynamo=True)`, which
+    needs the packages onnx and onnxscript.
 
     Arguments:
         module: an [`UnrolledSolve`][seminode.training.UnrolledSolve], or a module that contains some, such as

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._field.checks import described
 
@@ -45,9 +45,16 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], metadata: dict[st
     _check_module(model)
     text = dict(metadata or {})
     for name, value in text.items():
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"metadata: expected names that are text, found {described(name)}")
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"metadata[{name!r}]: expected text, found {described(value)}")
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"model: expected a state dict of tensors only, found {described(value)} as {name!r}")
     place = Path(path)
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"path: expected a file in an existing folder, found no folder {place.parent}")
     part = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
         library.save_model(model, str(part), metadata={KIND: type(model).__name__, TEXT: json.dumps(text)})
@@ -62,6 +69,19 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, str]
     Arguments:
         model: built as the one that was saved; its class and the shapes of its tensors are checked.
         path: a file of `save_model`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from seminode.models import ConcatMLP, NeuralODE
+        >>> from seminode.training import load_model, save_model
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_model(NeuralODE(ConcatMLP(2, (8,))), Path(folder) / "model.safetensors")
+        ...     try:
+        ...         load_model(NeuralODE(ConcatMLP(2, (16,))), Path(folder) / "model.safetensors")
+        ...     except ValueError as error:
+        ...         print(str(error).splitlines()[0])
+        model: expected the architecture that ...model.safetensors holds: ...
     """
     library = _safetensors()
     _check_module(model)
@@ -73,11 +93,22 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, str]
         raise ValueError(f"path: expected a file of save_model, found {place} without an entry {KIND!r}")
     if kind != type(model).__name__:
         raise ValueError(f"model: expected a {kind}, which {place} holds, found a {type(model).__name__}")
+    metadata = _metadata(header.get(TEXT, "{}"), place)
     try:
         library.load_model(model, str(place), strict=True)
     except RuntimeError as error:
         raise ValueError(f"model: expected the architecture that {place} holds: {error}") from error
-    return json.loads(header.get(TEXT, "{}"))
+    return metadata
+
+
+def _metadata(text: str, place: Path) -> dict[str, str]:
+    try:
+        metadata = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"path: expected metadata as JSON, found {place}, which is damaged: {error}") from error
+    if not isinstance(metadata, dict):
+        raise ValueError(f"path: expected metadata as a JSON object, found {described(metadata)} in {place}")
+    return cast("dict[str, str]", metadata)
 
 
 def _check_module(model: Any) -> None:

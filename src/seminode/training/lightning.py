@@ -19,12 +19,17 @@ def lightning_callback(*sinks: Any, model: nn.Module | None = None, prefix: str 
     The values go to the logger of the trainer, and to the given sinks. Needs Lightning:
     `pip install seminode[lightning]`.
 
-        trainer = Trainer(callbacks=[lightning_callback("costs.csv")])
-
     Arguments:
         sinks: as in [`CostLog`][seminode.training.CostLog].
         model: the module whose solves are logged; by default the `LightningModule` that is trained.
         prefix: in front of the names in the logger.
+
+    Example:
+        >>> from lightning import Trainer  # doctest: +SKIP
+        >>> trainer = Trainer(max_epochs=3, callbacks=[lightning_callback("costs.csv")])  # doctest: +SKIP
+        >>> trainer.fit(model, data)  # doctest: +SKIP
+        >>> sorted(trainer.logged_metrics)  # doctest: +SKIP
+        ['solve/accepted', 'solve/backward_accepted', ..., 'solve/rejected', 'solve/seconds']
     """
     base = _callback_class()
 
