@@ -105,7 +105,8 @@ def write(settings: Settings, folder: Path, complete: bool = True) -> Path:
         if complete:
             result: dict[str, Any] = {split: numbers(settings, split, EPOCHS[-1], chance) for split in SPLITS}
             last = evaluations[-1]
-            result |= {"best_epoch": 20, "epochs": 21, "totals": last["totals"], "seconds": last["seconds"]}
+            epochs = min(21, settings.schedule.epochs)
+            result |= {"best_epoch": epochs - 1, "epochs": epochs, "totals": last["totals"], "seconds": last["seconds"]}
             result["peak_memory"] = 500_000_000
             if settings.experiment == "hnn":
                 result["control"], arrays = control()

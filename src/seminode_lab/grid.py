@@ -165,9 +165,17 @@ def _html_row(row: Sequence[str], minor: Sequence[bool]) -> str:
 
 
 def _html_cell(cell: str) -> str:
-    """A cell whose deviation, the part from ± on, is set smaller.
+    """A cell whose deviation, the part from ± on, is set smaller. A unit stays beside its number.
 
+    >>> _html_cell("14.36 ± 1.09"), _html_cell("39.26 k")
+    ('14.36 <span class="sd">± 1.09</span>', '39.26&nbsp;k')
     >>> _html_cell("14.36 ± 1.09 M")
-    '14.36 <span class="sd">± 1.09</span> M'
+    '14.36&nbsp;M <span class="sd">± 1.09<span class="unit">&nbsp;M</span></span>'
     """
-    return re.sub(r"± [\d.,]+", r'<span class="sd">\g<0></span>', escape(cell))
+    found = re.fullmatch(r"(\S+)( ± [\d.,]+)?( [kMG%])?", cell)
+    if found is None:
+        return escape(cell)
+    mean, sd, unit = (escape((part or "").strip()) for part in found.groups())
+    unit = f"&nbsp;{unit}" if unit else ""
+    again = f'<span class="unit">{unit}</span>' if unit else ""
+    return mean + unit + (f' <span class="sd">{sd}{again}</span>' if sd else "")

@@ -20,7 +20,7 @@ from .modes import solve_options
 from .provenance import circumstances
 from .running import Root
 from .settings import Settings
-from .store import write_json
+from .store import StoreError, read_json, write_json
 from .tasks import ModelTask
 from .weights import trained
 
@@ -69,6 +69,20 @@ def counts(task: ModelTask[Any, Any], settings: Settings, factor: float) -> Scal
 
 def file_of(settings: Settings) -> str:
     return f"scale-{settings.row}.json"
+
+
+def measured(folder: Path, settings: Settings) -> tuple[int, list[ScaledLoss]] | None:
+    """The dimensions of an image and the counts of a row, by growing factor; `None` if they were not measured."""
+    path = folder / file_of(settings)
+    if not path.exists():
+        return None
+    try:
+        found = read_json(path)
+        return int(found["dims"]), [ScaledLoss(**each) for each in found["counts"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path}: damaged ({type(error).__name__}: {error}); delete it to have it made again"
+        ) from error
 
 
 def measure(settings: Settings, out: Path, root: Root = None, progress: Callable[[str], None] | None = None) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import published
 from .counting import accumulated
 from .settings import EXPERIMENTS, Settings
 from .spread import Spread
-from .store import Finished
+from .store import Finished, StoreError
 
 Quantity = Callable[[Finished], float | None]
 
@@ -236,6 +237,12 @@ class Gathered:
         return [problem for problem in self.problems if problem.experiment == experiment]
 
 
+def damaged(error: StoreError) -> str:
+    """Why a run is left out whose files cannot be read: the name of the file and what is wrong with it."""
+    path, _, why = str(error).partition(": ")
+    return f"damaged ({Path(path).name}: {why})"
+
+
 def gather(runs: Sequence[Finished]) -> Gathered:
     """Group runs by row, mode and seed. Incomplete and damaged runs are left out."""
     found: dict[tuple[str, str | None], dict[str, list[Finished]]] = {}
@@ -268,43 +275,13 @@ def _place(problem: ProblemRuns) -> tuple[int, int, str]:
     return EXPERIMENTS.index(problem.experiment), rank, problem.row
 
 
-#: The data sets of each experiment.
-EXPECTED = {
-    "ncde": ("speech_commands", "japanese_vowels"),
-    "cnf": ("mnist", "mnist14", "cifar10", "digits"),
-    "hnn": ("pendulum",),
-}
-#: The types of settings that tables, figures and reports use.
-TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("preset", "data", "device"), (str,)),
-    **dict.fromkeys(("rtol", "atol"), (int, float)),
-    **dict.fromkeys(("batch", "seed", "fitted"), (int,)),
-    "compile": (bool,),
-    "sizes": (tuple, type(None)),
-}
-
-
-def _wrong_setting(settings: Settings) -> str | None:
-    """What is wrong with settings that were read from a file; `None` if nothing is."""
-    for name, kinds in TYPES.items():
-        found = getattr(settings, name)
-        if type(found) not in kinds:
-            return f"{name}: expected {' or '.join(kind.__name__ for kind in kinds)}, found {found!r:.60}"
-    if settings.data not in EXPECTED[settings.experiment]:
-        expected = ", ".join(EXPECTED[settings.experiment])
-        return f"data: expected one of {expected} for {settings.experiment!r}, found {settings.data!r:.60}"
-    return None
-
-
 def _fault(run: Finished) -> str | None:
     """Why a run cannot be used; `None` if it can."""
     if run.result is None:
         return "not complete"
     try:
+        run.check()
         settings = Settings.of_json(run.settings)
-        wrong = _wrong_setting(settings)
-        if wrong is not None:
-            return f"damaged: {wrong}"
         other = run.settings.get("adjoint")
         if other is not None:
             return f"made with {other} instead of the adjoint of its mode"
@@ -312,6 +289,8 @@ def _fault(run: Finished) -> str | None:
             found = quantity(run)
             if not isinstance(found, int | float) and quantity is not memory:
                 return f"damaged: expected numbers, found {found!r}"
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except StoreError as error:
+        return damaged(error)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         return f"damaged ({type(error).__name__}: {error})"
     return None

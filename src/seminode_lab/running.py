@@ -21,8 +21,9 @@ from .peers import solved_by
 from .progress import TrainingCallbacks
 from .provenance import circumstances
 from .ranks import Ranks, own_device
+from .restoring import load_weights
 from .settings import PRESETS, Settings, all_runs
-from .store import CHECKPOINT, RESULT, Checkpoint, FollowedRun, Run, Taken
+from .store import CHECKPOINT, RESULT, Checkpoint, Finished, FollowedRun, Run, Taken, present
 from .task import SPLITS
 from .tasks import FlowTask, ModelTask, PendulumTask, SeriesTask
 from .training import Training
@@ -165,7 +166,7 @@ STARTS = "starts"
 def comes_first(settings: Settings, out: Path) -> Settings | None:
     """The run that provides the initial weights of a run; `None` if that has been started or is not warm-started."""
     folder = out / settings.name
-    begun = any((folder / name).exists() for name in (CHECKPOINT, RESULT))
+    begun = any(present(folder / name) for name in (CHECKPOINT, RESULT))
     return None if begun else settings.before()
 
 
@@ -201,6 +202,8 @@ def run(
         config["circumstances"]["processes"] = ranks.size
     with (Run if ranks.first else FollowedRun)(out / settings.name, config, wait) as folder:
         ranks.meet()
+        if folder.begun or folder.done:
+            Finished.load(folder.path).check()
         if folder.done:
             return folder.result()
         if folder.begun and not resume:
@@ -212,7 +215,8 @@ def run(
         if first is not None:
             place = start_folder(first, out)
             run(first, place, root, wait=True, checkpoint_minutes=checkpoint_minutes, ranks=ranks)
-            task.model.load_state_dict(final(Checkpoint.load(place / first.name / CHECKPOINT), first))
+            path = place / first.name / CHECKPOINT
+            load_weights(task.model, final(Checkpoint.load(path), first), path)
         training = Training(folder, task, settings.schedule, settings.seed, progress, checkpoint_minutes, ranks)
         if training.resume():
             folder.resumed(training.next_epoch, config["circumstances"])

@@ -19,6 +19,12 @@ from .peers import LIBRARIES
 from .schedule import Schedule
 
 EXPERIMENTS = ("ncde", "cnf", "hnn")
+#: The data sets of each experiment.
+DATA_SETS = {
+    "ncde": ("speech_commands", "japanese_vowels"),
+    "cnf": ("mnist", "mnist14", "cifar10", "digits"),
+    "hnn": ("pendulum",),
+}
 #: The tolerances of the neural CDE's three rows.
 TOLERANCES = ((1e-3, 1e-6), (1e-4, 1e-7), (1e-5, 1e-8))
 

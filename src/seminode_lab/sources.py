@@ -11,7 +11,7 @@ from .data.folders import data_dir
 from .measures import DATA
 from .running import Root
 from .settings import Settings
-from .store import StoreError, read_json, runs, write_json
+from .store import StoreError, read_json, undamaged, write_json
 
 FILE = "data.json"
 #: Data sets that are made from others.
@@ -37,8 +37,7 @@ def measure(out: Path, root: Root = None) -> Path:
     """Describe the data sets of all runs in a folder, and write the file. What is in the file already stays."""
     path = out / FILE
     found = read_json(path) if path.exists() else {}
-    wrong: list[StoreError] = []
-    names = {Settings.of_json(run.settings).data for run in runs(out, wrong.append)}
+    names = {Settings.of_json(run.settings).data for run in undamaged(out)}  # the report names damaged runs
     found |= {name: describe(name, root) for name in sorted(names - found.keys())}
     write_json(path, {name: about for name, about in sorted(found.items()) if about is not None})
     return path

@@ -26,24 +26,28 @@ from torch import Tensor
 
 from seminode.errors import warn
 
-from .data import reading
 from .data.arrays import read_npz
 from .data.errors import DataError
-from .data.files import writing
 from .data.reading import parsed
 from .data.tensors import load_tensors, save_tensors
-
-CONFIG, METRICS, RESULT, CHECKPOINT, LOCK = (
-    "config.json",
-    "metrics.json",
-    "result.json",
-    "checkpoint.safetensors",
-    "lock",
+from .forms import LARGEST, Unlike
+from .run_files import (
+    CHECKPOINT,
+    CHECKPOINT_REMEDY,
+    CONFIG,
+    METRICS,
+    REMEDIES,
+    REMEDY,
+    RESULT,
+    StoreError,
+    placing,
+    present,
+    read_json,
+    write_json,
 )
+from .run_forms import check_arrays, check_checkpoint, check_config, check_metrics, check_result
 
-
-class StoreError(Exception):
-    """A run folder cannot be read, written or locked."""
+LOCK = "lock"
 
 
 class Busy(StoreError):
@@ -63,41 +67,23 @@ def times_name(epoch: int) -> str:
 
 
 @contextlib.contextmanager
-def placing(path: Path) -> Iterator[Path]:
-    """A temporary file, which is moved to `path` on success and removed on failure."""
+def _formed(path: Path) -> Iterator[None]:
+    """Turn what is wrong with the content of a file into an error that names the file."""
     try:
-        with writing(path) as temporary:
-            yield temporary
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror or error}; the old file is kept") from error
+        yield
+    except Unlike as error:
+        raise StoreError(f"{path}: {error}; {REMEDIES.get(path.name, REMEDY)}") from None
 
 
-def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1, allow_nan=True) + "\n"
-    with placing(path) as temporary:
-        temporary.write_text(text)
-
-
-#: What to do about a damaged file.
-REMEDIES = {
-    CONFIG: "restore it from a copy, or delete the run's folder to make the run again",
-    METRICS: "restore it from a copy, or delete the run's folder to make the run again",
-    RESULT: "delete it, and the run is resumed from its checkpoint",
-}
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    remedy = REMEDIES.get(path.name, "delete it to have it made again")
-    try:
-        found = reading.read_json(path)
-    except FileNotFoundError:
-        raise StoreError(f"{path}: expected a file, found none") from None
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except DataError as error:
-        raise StoreError(f"{error}; {remedy}") from error
-    if not isinstance(found, kind):
-        raise StoreError(f"{path}: expected a {kind.__name__}, found a {type(found).__name__}; {remedy}")
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run, each with its epoch; none if there is no such file."""
+    if not present(path):
+        return []
+    found = read_json(path, list)
+    for i, each in enumerate(found):
+        epoch = each.get("epoch") if isinstance(each, dict) else None
+        if not isinstance(epoch, int) or isinstance(epoch, bool):
+            raise StoreError(f"{path}: [{i}]: expected an evaluation with its epoch; {REMEDIES[METRICS]}")
     return found
 
 
@@ -118,6 +104,17 @@ class Checkpoint:
         """The tensors whose names start with `kind:`, under their names without this prefix."""
         return {name.removeprefix(f"{kind}:"): x for name, x in self.tensors.items() if name.startswith(f"{kind}:")}
 
+    def check(self, path: Path) -> None:
+        """Check that a run can go on from it.
+
+        Raises:
+            StoreError: if a number is missing.
+        """
+        try:
+            check_checkpoint(self.rest)
+        except Unlike as error:
+            raise StoreError(f"{path}: {error}. {CHECKPOINT_REMEDY}") from None
+
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
         """Read a checkpoint. This runs no code from the file: the format holds only numbers and text.
@@ -127,14 +124,14 @@ class Checkpoint:
         try:
             found = load_tensors(path)
             epoch, rest = int(found.about["epoch"]), parsed(found.about["rest"])
-            if epoch < -1 or not isinstance(rest, dict):
+            if not -1 <= epoch < LARGEST or not isinstance(rest, dict):
                 raise ValueError(f"epoch {epoch} with a {type(rest).__name__}")
         except FileNotFoundError:
             raise StoreError(f"{path}: expected a checkpoint, found none") from None
         except (DataError, OSError, KeyError, ValueError) as error:
             said = str(error).removeprefix(f"{path}: ").removeprefix("damaged ")
             raise StoreError(
-                f"{path}: the checkpoint is damaged ({type(error).__name__}: {said}). Delete it to restart the run."
+                f"{path}: the checkpoint is damaged ({type(error).__name__}: {said}). {CHECKPOINT_REMEDY}"
             ) from error
         if not found.proven:
             warn(f"{path}: an old checkpoint without a digest; changes of its content cannot be noticed", OldCheckpoint)
@@ -170,7 +167,7 @@ class Run:
 
     def _open(self) -> None:
         there = self.path / CONFIG
-        if not there.exists():
+        if not present(there):
             write_json(there, self.config)
             return
         found = read_json(there)
@@ -196,17 +193,17 @@ class Run:
 
     @property
     def done(self) -> bool:
-        return (self.path / RESULT).exists()
+        return present(self.path / RESULT)
 
     @property
     def begun(self) -> bool:
         """Whether the run has been started."""
-        return any((self.path / name).exists() for name in (CHECKPOINT, METRICS))
+        return any(present(self.path / name) for name in (CHECKPOINT, METRICS))
 
     def checkpoint(self) -> Checkpoint | None:
         """The last checkpoint; `None` if there is none yet."""
         path = self.path / CHECKPOINT
-        return Checkpoint.load(path) if path.exists() else None
+        return Checkpoint.load(path) if present(path) else None
 
     def save(self, checkpoint: Checkpoint) -> None:
         checkpoint.save(self.path / CHECKPOINT)
@@ -214,12 +211,13 @@ class Run:
     def rewind(self, epoch: int) -> list[dict[str, Any]]:
         """Discard evaluations that are later than an epoch; return the others."""
         path = self.path / METRICS
-        if not path.exists():
+        if not present(path):
             return []
-        kept = [each for each in read_json(path, list) if each["epoch"] <= epoch]
+        kept = [each for each in read_metrics(path) if each["epoch"] <= epoch]
         write_json(path, kept)
         for name in self.path.glob("times-*.npz"):
-            if int(name.stem.split("-")[1]) > epoch:
+            digits = name.stem.removeprefix("times-")
+            if digits.isdecimal() and int(digits) > epoch:
                 name.unlink()
         return kept
 
@@ -286,16 +284,43 @@ class Finished:
 
     @classmethod
     def load(cls, path: Path) -> Finished:
+        """Read a run folder of any task. Of the content, only the parts that every run has are checked."""
         metrics, result = path / METRICS, path / RESULT
         config = read_json(path / CONFIG)
-        if not isinstance(config.get("settings"), dict):
-            raise StoreError(f"{path / CONFIG}: settings: expected a dict; {REMEDIES[CONFIG]}")
+        for name in ("settings", "circumstances"):
+            if not isinstance(config.get(name, {} if name == "circumstances" else None), dict):
+                raise StoreError(f"{path / CONFIG}: {name}: expected a dict; {REMEDIES[CONFIG]}")
         return cls(
             path,
             config,
-            read_json(metrics, list) if metrics.exists() else [],
-            read_json(result) if result.exists() else None,
+            read_metrics(metrics),
+            read_json(result) if present(result) else None,
         )
+
+    def check(self) -> None:
+        """Check that this is a run of the experiments, with everything that tables, figures and reports read.
+
+        Raises:
+            StoreError: if something is missing or damaged. It names the file and what is expected.
+        """
+        with _formed(self.path / CONFIG):
+            check_config(self.config)
+        experiment = self.settings["experiment"]
+        with _formed(self.path / METRICS):
+            check_metrics(self.metrics, experiment, complete=self.result is not None)
+        if self.result is not None:
+            with _formed(self.path / RESULT):
+                epochs, trains = self.settings["schedule"]["epochs"], "train" in self.metrics[0]
+                check_result(self.result, experiment, epochs, trains)
+
+    def check_arrays(self) -> None:
+        """Check the arrays of a run that is otherwise in order.
+
+        Raises:
+            StoreError: if a file of arrays is damaged.
+        """
+        for name in ("control", *(times_name(each["epoch"]) for each in self.metrics)):
+            self.arrays(name)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -308,22 +333,52 @@ class Finished:
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """Arrays that `Run.keep` has written; empty if there are none."""
         path = self.path / f"{name}.npz"
-        if not path.exists():
+        if not present(path):
             return {}
         try:
-            return read_npz(path)
+            found = read_npz(path)
         except DataError as error:
             raise StoreError(str(error)) from error
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+        with _formed(path):
+            check_arrays(name, found)
+        return found
+
+
+#: Files of which a run folder has at least one.
+FILES = (CONFIG, METRICS, RESULT, CHECKPOINT)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """All run folders in a folder, sorted by name, with those that lack a file and with links that lead nowhere."""
+    return [
+        path
+        for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+        if (path.is_symlink() and not path.exists()) or any(present(path / name) for name in FILES)
+    ]
 
 
 def runs(folder: Path, skip: Callable[[StoreError], None]) -> list[Finished]:
     """All runs in a folder, sorted by name. `skip` is called with the error of each run that cannot be read."""
     found = []
-    for config in sorted(folder.glob(f"*/{CONFIG}")):
+    for path in run_folders(folder):
         try:
-            found.append(Finished.load(config.parent))
+            run = Finished.load(path)
+            run.check_arrays()
+            found.append(run)
+        except StoreError as error:
+            skip(error)
+    return found
+
+
+def undamaged(folder: Path, skip: Callable[[StoreError], None] = lambda _: None) -> list[Finished]:
+    """The runs of the experiments in a folder, complete or not, that have all that tables, figures and reports read."""
+    found = []
+    for run in runs(folder, skip):
+        try:
+            run.check()
+            found.append(run)
         except StoreError as error:
             skip(error)
     return found

@@ -14,7 +14,7 @@ from .engines import Engine, RunHandle
 from .modes import ALL_MODES
 from .peers import LIBRARIES
 from .settings import Settings, all_runs
-from .store import RESULT, Finished, StoreError
+from .store import RESULT, Finished, StoreError, present
 from .watching import Sight, SweepDisplay, last_lines
 from .worker import Order
 
@@ -83,10 +83,12 @@ class Job:
 
     def complete(self) -> bool:
         folder = self.order.out / self.name
-        if not (folder / RESULT).exists():
+        if not present(folder / RESULT):
             return False
         try:
-            return Finished.load(folder).settings == self.order.settings.as_json()
+            found = Finished.load(folder)
+            found.check()
+            return found.settings == self.order.settings.as_json()
         except StoreError:
             return False  # the error is reported when the run is made
 

@@ -24,8 +24,9 @@ from .counting import evaluations
 from .passes import DataPass
 from .progress import Start, TrainingCallbacks
 from .ranks import Ranks
+from .restoring import check_tensors, load_weights, optimiser_state
 from .schedule import Schedule
-from .store import Checkpoint, Run
+from .store import CHECKPOINT, CHECKPOINT_REMEDY, Checkpoint, Run, StoreError
 from .task import SPLITS, Outcome, Task
 
 #: Quantities that are summed over all updates.
@@ -106,20 +107,26 @@ class Training:
         if found is None:
             self.run.rewind(-1)
             return False
-        self.task.model.load_state_dict(found.part("model"))
-        self.best = found.part("best")
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, x in found.part("optimiser").items():
-            i, _, key = name.partition(":")
-            state.setdefault(int(i), {})[key] = x
-        self.optimiser.load_state_dict({"state": state, "param_groups": found.rest["groups"]})
-        self.plateau.load_state_dict(dict(found.rest["plateau"]))
+        path = self.run.path / CHECKPOINT
+        found.check(path)
+        best, self.best = self.best, found.part("best")
+        check_tensors(path, "best", self.best, best)
+        load_weights(self.task.model, found.part("model"), path)
+        state = optimiser_state(self.optimiser, found.part("optimiser"), path)
+        self.next_epoch, self.next_batch = found.epoch + 1, found.rest.get("batch", 0)
+        self.chance = found.part("chance") if self.next_batch else None
+        if self.chance is not None:
+            here = {name: x for name, x in generators().items() if name == "cpu" or name in self.chance}
+            check_tensors(path, "chance", {name: x for name, x in self.chance.items() if name in here}, here)
+        try:
+            self.optimiser.load_state_dict({"state": state, "param_groups": found.rest["groups"]})
+            self.plateau.load_state_dict(dict(found.rest["plateau"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{path}: groups: {error}. {CHECKPOINT_REMEDY}") from error
         self.iterations, self.seconds = found.rest["iterations"], {**self.seconds, **found.rest["seconds"]}
         self.peak_memory = found.rest["peak_memory"]
         self.best_loss, self.best_epoch = found.rest["best"]
-        self.totals, self.stopped = dict(found.rest["totals"]), found.rest["stopped"]
-        self.next_epoch, self.next_batch = found.epoch + 1, found.rest.get("batch", 0)
-        self.chance = found.part("chance") if self.next_batch else None
+        self.totals, self.stopped = {**self.totals, **found.rest["totals"]}, found.rest["stopped"]
         self.evaluations = self.run.rewind(found.epoch)
         return True
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .modes import ALL_MODES
 from .settings import Settings
-from .store import CHECKPOINT, CONFIG, METRICS, Checkpoint, StoreError, read_json
+from .store import CHECKPOINT, METRICS, RESULT, Checkpoint, Finished, StoreError, present, read_metrics
 
 #: Folders, within a folder of run folders, that may hold checkpoints; `starts` has runs that provide initial weights.
 PLACES = (".", "starts")
@@ -41,8 +41,10 @@ def _candidates(settings: Settings, folder: Path) -> Iterator[tuple[tuple[int, i
     for place in PLACES:
         for path in sorted((folder / place).glob(f"*/{CHECKPOINT}")):
             try:
-                found = Settings.of_json(read_json(path.parent / CONFIG)["settings"])
-            except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+                run = Finished.load(path.parent)
+                run.check()
+                found = Settings.of_json(run.settings)
+            except StoreError:
                 continue  # the report names damaged runs
             own = (found.experiment, found.data, found.model, found.library)
             if own == (settings.experiment, settings.data, settings.model, None):
@@ -68,13 +70,13 @@ def trained(settings: Settings, folder: Path) -> TrainedWeights | None:
         **_quality(path.parent, checkpoint.epoch),
     }
     # Of a run that is not complete, the last weights are taken: it has not made its last selection.
-    whole = (path.parent / "result.json").exists()
+    whole = present(path.parent / RESULT)
     return TrainedWeights(final(checkpoint, own) if whole else checkpoint.part("model"), about)
 
 
 def _quality(folder: Path, epoch: int) -> dict[str, float]:
     """Loss and accuracy of the last evaluation up to an epoch."""
     path = folder / METRICS
-    passes = [each for each in (read_json(path, list) if path.exists() else []) if each["epoch"] <= epoch]
-    last = passes[-1]["validation"] if passes else {}
+    passes = [each for each in read_metrics(path) if each["epoch"] <= epoch]
+    last = passes[-1].get("validation", {}) if passes else {}
     return {f"validation_{name}": last[name] for name in ("loss", "accuracy") if name in last}

@@ -10,6 +10,7 @@ import pytest
 from project import ROOT
 
 from seminode_lab import report, store, tables
+from seminode_lab.repeats import noise_of
 from seminode_lab.settings import PRESETS, Settings, all_runs
 from seminode_lab.store import CHECKPOINT, Finished
 
@@ -18,7 +19,15 @@ FOLDERS = sorted(path.parent for path in RESULTS.glob("*/report.md"))
 
 
 def test_there_are_results() -> None:
-    assert [folder.name for folder in FOLDERS] == ["cpu"]
+    assert [folder.name for folder in FOLDERS] == ["cpu", "libraries"]
+
+
+def test_rows_of_three_experiments_are_beside_those_of_another_library() -> None:
+    runs = store.runs(RESULTS / "libraries", lambda error: pytest.fail(str(error)))
+    table = tables.libraries(runs)
+    assert len([row for row in table.rows if len(row) == 1]) == 3
+    labels = [row[0] for row in table.rows if len(row) > 1]
+    assert labels.count("mixed, seminode") == labels.count("mixed, torchdiffeq") == 3
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -32,7 +41,7 @@ def test_the_report_follows_from_the_runs(folder: Path, tmp_path: Path, monkeypa
     assert {path.name for path in (copy / "figures").iterdir()} == committed
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [RESULTS / "cpu"], ids=lambda folder: folder.name)
 def test_all_runs_of_the_preset_are_there_and_complete(folder: Path) -> None:
     """With the settings that the preset has today, and without what only a run that goes on needs."""
     assert folder.name in PRESETS
@@ -48,4 +57,4 @@ def test_the_readme_says_the_same() -> None:
     text = (ROOT / "README.md").read_text()
     block = text.partition("<!-- lab -->")[2].partition("<!-- /lab -->")[0]
     runs = store.runs(RESULTS / "cpu", lambda error: pytest.fail(str(error)))
-    assert block.strip() == tables.savings(runs).markdown().strip()
+    assert block.strip() == tables.savings(runs, noise_of(RESULTS / "cpu")).markdown().strip()

@@ -240,3 +240,30 @@ def test_who_would_wait_comes_after_the_one_who_is_at_it(tmp_path: Path) -> None
         order.append("first")
     other.join(10.0)
     assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[{}]", "[1]", "[null]", '[{"epoch": "1"}]', '[{"epoch": NaN}]', '[{"epoch": 0}, []]']
+)
+def test_damaged_evaluations_say_so(tmp_path: Path, text: str) -> None:
+    with Run(tmp_path / "a", CONFIG) as run:
+        (run.path / store.METRICS).write_text(text)
+        with pytest.raises(StoreError, match=r"metrics.json: \[[01]\]: expected an evaluation with its epoch; restore"):
+            run.rewind(1)
+    with pytest.raises(StoreError, match=r"metrics.json: \["):
+        Finished.load(tmp_path / "a")
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", CONFIG) as run:
+        run.evaluated([{"epoch": 0}, {"epoch": 2}], {"x": np.zeros(1)})
+        (run.path / "times-mine.npz").touch()
+        assert run.rewind(1) == [{"epoch": 0}]
+        assert [path.name for path in run.path.glob("times-*.npz")] == ["times-mine.npz"]
+
+
+def test_damaged_circumstances_say_so(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", CONFIG) as run:
+        store.write_json(run.path / "config.json", {**CONFIG, "circumstances": []})
+    with pytest.raises(StoreError, match=r"config.json: circumstances: expected a dict"):
+        Finished.load(tmp_path / "a")

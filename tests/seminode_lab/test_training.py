@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import seminode as sn
 from seminode_lab.progress import TrainingCallbacks
 from seminode_lab.schedule import Schedule
-from seminode_lab.store import Finished, Run
+from seminode_lab.store import Checkpoint, Finished, Run, StoreError
 from seminode_lab.task import Outcome, Task
 from seminode_lab.training import Training, TrainingFailed, drifts, seed_of
 
@@ -283,3 +283,45 @@ def test_drift_is_counted_and_not_told(tmp_path: Path) -> None:
 def test_other_warnings_are_told() -> None:
     with pytest.warns(UserWarning, match="something else"), drifts():
         warnings.warn("something else", UserWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "reason"),
+    [
+        ("model:0.weight", torch.zeros(2, 4), r"model:0.weight: expected float32 \(4, 2\), found float32 \(2, 4\)"),
+        ("model:0.bias", torch.zeros(4, dtype=torch.float64), r"model:0.bias: .*found float64"),
+        ("best:2.weight", torch.zeros(2, 4, dtype=torch.int64), r"best:2.weight: .*found int64"),
+        ("best:2.bias", None, r"best:2.bias: .*found none"),
+        ("model:3.bias", torch.zeros(1), r"model:3.bias: expected none"),
+        ("optimiser:0:exp_avg", torch.zeros(1), r"optimiser:0:exp_avg: expected float32 \(4, 2\)"),
+        ("optimiser:1:step", None, r"optimiser:1:step: .*found none"),
+        ("optimiser:1:step", torch.zeros(3), r"optimiser:1:step: expected one number"),
+        ("optimiser:x:step", torch.zeros(1), r"optimiser:x:step: expected one of 4 parameters"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path, name: str, wrong: Tensor | None, reason: str) -> None:
+    with Run(tmp_path / "a", config()) as run:
+        training = Training(run, Spiral(), SCHEDULE, 0)
+        training.epoch()
+        found = training.checkpoint()
+        tensors = {**found.tensors, name: wrong}
+        run.save(Checkpoint(found.epoch, {name: x for name, x in tensors.items() if x is not None}, found.rest))
+        with pytest.raises(StoreError, match=rf"checkpoint.safetensors: {reason}.*\. Delete it to restart the run"):
+            Training(run, Spiral(), SCHEDULE, 0).resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("iterations", -1), ("totals", {"drifted": "x"}), ("best", [1.0]), ("stopped", 0), ("seconds", None),
+        ("groups", []), ("groups", [{"lr": 0.1}]), ("groups", [{"lr": float("nan")}]), ("batch", 10**400),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_with_wrong_numbers_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    with Run(tmp_path / "a", config()) as run:
+        training = Training(run, Spiral(), SCHEDULE, 0)
+        training.epoch()
+        found = training.checkpoint()
+        run.save(Checkpoint(found.epoch, found.tensors, {**found.rest, name: value}))
+        with pytest.raises(StoreError, match=rf"checkpoint.safetensors: {name}.*\. Delete it to restart the run"):
+            Training(run, Spiral(), SCHEDULE, 0).resume()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,17 @@ def picked(kind: str, names: Sequence[str], there: Sequence[str]) -> list[str]:
 
 def _table(options: argparse.Namespace) -> int:
     from .. import tables
+    from ..repeats import noise_of
 
+    runs, noise = complete_runs(options.folder), noise_of(options.folder)
     makers: dict[str, Callable[..., Any]] = {
-        name: getattr(tables, name) for name in ("ncde", "cnf", "hnn", "rejections", "savings", "libraries")
+        name: partial(getattr(tables, name), noise=noise) for name in ("ncde", "cnf", "hnn")
     }
-    runs = complete_runs(options.folder)
+    makers["rejections"] = tables.rejections
+    makers["savings"] = partial(tables.savings, noise=noise)
+    makers["libraries"] = tables.libraries
     chosen = picked("tables", options.names, tuple(makers))
-    found = [makers[name](runs) for name in chosen] if options.names else tables.all_tables(runs)
+    found = [makers[name](runs) for name in chosen] if options.names else tables.all_tables(runs, noise)
     print("\n\n".join(getattr(table, options.format)() for table in found))
     return 0
 

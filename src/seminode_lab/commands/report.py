@@ -53,6 +53,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     from ..measuring import measure_all
 
     status = sweep.sweep(options)
+    if options.repeat is not None:
+        status = max(status, sweep.repeat(options))
     out = sweep.out_of(options)
     say = partial(print, flush=True)
     measure_all(options.preset, out, data_dir(options.data_dir), say)
@@ -70,19 +72,20 @@ def _report(options: argparse.Namespace) -> int:
 
 def report(folder: Path) -> int:
     """Print the tables, write the report, and print a summary and the paths of the report, the HTML page last."""
+    from ..repeats import noise_of
     from ..report import in_short, write
     from ..tables import all_tables
 
     # The report names what it leaves out itself.
     found = complete_runs(folder, name_others=False)
-    for table in all_tables(found):
+    for table in all_tables(found, noise_of(folder)):
         print(f"{table.text()}\n")
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         written = write(folder)
     for note in notes:
         print(f"note: {note.message}", file=sys.stderr)
-    for line in in_short(found):
+    for line in in_short(found, folder):
         print(line)
     print(written.markdown)
     print(written.html)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_writing(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="parallel runs; default: 1, with Ray all that fit")
     parser.add_argument("--engine", default="local", metavar="NAME", help="local (default) or ray")
+    repeat = "make every run N times, in DIR/repeats, to know how much the seconds of identical runs differ"
+    parser.add_argument("--repeat", type=int, metavar="N", help=repeat)
     parser.add_argument(
         "--retries", type=int, default=2, metavar="N", help="retries of a run whose process dies; default: 2"
     )
@@ -57,17 +60,20 @@ def configure_choice(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the runs."""
-    return guarded(options, sweep, "all runs are kept; the same command resumes them")
+    return guarded(
+        options, sweep if options.repeat is None else repeat, "all runs are kept; the same command resumes them"
+    )
 
 
 def sweep(options: argparse.Namespace) -> int:
     """Make the runs; return the exit status, which is 1 if a run failed."""
+    return _made(options, _orders(options))
+
+
+def _made(options: argparse.Namespace, orders: list[Order]) -> int:
     from ..engines import ENGINES
     from ..sweeping import SweepRunner, failures
 
-    if options.engine not in ENGINES:
-        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {options.engine!r}")
-    orders = _orders(options)
     engine = ENGINES[options.engine]()
     try:
         jobs = options.jobs or (len(orders) if options.engine == "ray" else 1)
@@ -75,9 +81,23 @@ def sweep(options: argparse.Namespace) -> int:
     finally:
         engine.close()
     print(found)
-    for line in failures(found, out_of(options)):
+    for line in failures(found, orders[0].out if orders else out_of(options)):
         print(line, file=sys.stderr)
     return 1 if found.failed else 0
+
+
+def repeat(options: argparse.Namespace) -> int:
+    """Make the runs several times, round by round, and summarise their seconds; return the exit status."""
+    from ..repeats import ROUNDS, collect
+
+    if options.repeat < 2:
+        raise ValueError(f"repeat: expected a whole number of at least 2, found {options.repeat}")
+    orders, statuses = _orders(options), []
+    for i in range(options.repeat):
+        print(f"round {i + 1} of {options.repeat}", flush=True)
+        statuses.append(_made(options, [replace(order, out=order.out / ROUNDS / str(i)) for order in orders]))
+    print(collect(out_of(options)))
+    return max(statuses)
 
 
 def out_of(options: argparse.Namespace) -> Path:
@@ -86,8 +106,11 @@ def out_of(options: argparse.Namespace) -> Path:
 
 def _orders(options: argparse.Namespace) -> list[Order]:
     from ..data.folders import data_dir
+    from ..engines import ENGINES
     from ..worker import Order
 
+    if options.engine not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {options.engine!r}")
     for name in ("jobs", "threads"):
         at_least_one(name, getattr(options, name))
     check_minutes(options.checkpoint_minutes)

@@ -61,6 +61,13 @@ def cifar10(root: str | os.PathLike[str] | None = None) -> Images:
 
     Arguments:
         root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache.
+
+    Example:
+        After `seminode data fetch cifar10`:
+
+        >>> train, test = cifar10()  # doctest: +SKIP
+        >>> train.x.shape, [NAMES[label] for label in train.labels[:3]]  # doctest: +SKIP
+        (torch.Size([50000, 3, 32, 32]), ['frog', 'truck', 'truck'])
     """
     folder = located("cifar10", root, PLACES, tuple(BATCHES))
     # Checksums come first: a file that has the published one needs no further checks.

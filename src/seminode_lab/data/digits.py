@@ -22,6 +22,11 @@ def digits() -> Images:
     The split is stratified by label: scikit-learn's `train_test_split` with `train_size=0.8` and `random_state=0`.
 
     Reference: Alpaydin and Kaynak, *Optical recognition of handwritten digits*, UCI Machine Learning Repository, 1998.
+
+    Example:
+        >>> train, test = digits()
+        >>> train.x.shape, len(test), train.levels
+        (torch.Size([1437, 1, 8, 8]), 360, 17)
     """
     datasets, selection = _sklearn()
     found = datasets.load_digits()

@@ -169,7 +169,7 @@ def _transfer(address: str, resource: Resource, part: Path, progress: bool) -> N
 
 
 def _unfollowed(path: Path, flags: int) -> BinaryIO:
-    """A regular file, open for writing. A link that somebody has put there would lead to another file."""
+    """A regular file, open for writing. A link in its place would lead to another file."""
     try:
         handle = os.open(path, flags | NOFOLLOW | getattr(os, "O_NONBLOCK", 0), 0o666)
     except OSError as error:

@@ -28,6 +28,9 @@ def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
 
     The folder may not exist.
 
+    Arguments:
+        given: the folder, if the user has chosen one.
+
     >>> data_dir("some/where").as_posix()
     'some/where'
     """

@@ -13,7 +13,19 @@ from .errors import DataError
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images (number, channels, height, width) as bytes below `levels`, and their labels (number,)."""
+    """Labelled images.
+
+    Arguments:
+        x: the images as bytes, (number, channels, height, width).
+        labels: their classes, (number,).
+        levels: pixels are below it.
+
+    Example:
+        >>> import torch
+        >>> images = ImageSet(torch.zeros(10, 1, 28, 28, dtype=torch.uint8), torch.arange(10))
+        >>> len(images), images.shape, images.levels
+        (10, (1, 28, 28), 256)
+    """
 
     x: Tensor
     labels: Tensor
@@ -34,7 +46,18 @@ class ImageSet:
 
 
 class Images(NamedTuple):
-    """Training and test images."""
+    """Training and test images.
+
+    Attributes:
+        train, test: the two parts.
+
+    Example:
+        >>> import torch
+        >>> part = ImageSet(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3))
+        >>> train, test = Images(part, part)
+        >>> len(train), test.labels
+        (3, tensor([0, 1, 2]))
+    """
 
     train: ImageSet
     test: ImageSet
@@ -42,6 +65,10 @@ class Images(NamedTuple):
 
 def reduced_images(images: Images, factor: int) -> Images:
     """Images of lower resolution: the rounded mean of every square of factor × factor pixels.
+
+    Arguments:
+        images: both parts.
+        factor: a divisor of their sides.
 
     Example:
         >>> import torch

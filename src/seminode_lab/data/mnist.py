@@ -41,6 +41,13 @@ def mnist(root: str | os.PathLike[str] | None = None) -> Images:
 
     Arguments:
         root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache.
+
+    Example:
+        After `seminode data fetch mnist`:
+
+        >>> train, test = mnist()  # doctest: +SKIP
+        >>> train.x.shape, train.labels[:3]  # doctest: +SKIP
+        (torch.Size([60000, 1, 28, 28]), tensor([5, 0, 4]))
     """
     folder = located("mnist", root, PLACES, MARKS)
     train, test = (_part(folder, part, expected) for part, expected in PARTS.items())

@@ -32,8 +32,17 @@ PARAMETERS = (
 def pendulum(root: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32) -> simulator.Split:
     """Windows (…, 8 times, 8 channels): 20,025 for training, 4,275 for validation, 4,500 for testing.
 
-    They are those of `seminode_lab.models.pendulum.dataset`, which describes them. The simulation takes about ten
-    seconds; its result is saved below `root`.
+    They are those of [`dataset`][seminode_lab.models.pendulum.dataset], which describes them. The simulation takes
+    about ten seconds; its result is saved below `root`.
+
+    Arguments:
+        root: the folder with data; by default that of `SEMINODE_DATA`, or the user's cache.
+        dtype: of the windows; the simulation is in float64.
+
+    Example:
+        >>> train, validation, test = pendulum()  # doctest: +SKIP
+        >>> train.shape  # doctest: +SKIP
+        torch.Size([20025, 8, 8])
     """
     found = cached(_path(data_dir(root)), _key(), lambda: {"trajectories": simulator.trajectories()})
     parts = simulator.split(found["trajectories"])

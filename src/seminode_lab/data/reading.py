@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO
 
 from .errors import DataError
 
-#: Flags that not every system has. Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
+#: Flags that not every system has. Without O_NONBLOCK, opening a FIFO waits until a process writes to it.
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _READ: int = os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 #: Bytes of a JSON file, and levels of lists and objects in it. Files of the lab have less than a tenth of both.

@@ -10,7 +10,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SeriesSet:
-    """Series (number, longest, channels), padded with NaN, and their lengths and labels, both (number,)."""
+    """Labelled series of different lengths.
+
+    Arguments:
+        x: the series, (number, longest, channels), padded with NaN.
+        lengths: how many points each has, (number,).
+        labels: their classes, (number,), from 0.
+
+    Example:
+        >>> from seminode_lab.data import japanese_vowels
+        >>> train, test = japanese_vowels()
+        >>> len(train), train.channels, train.classes
+        (270, 12, 9)
+        >>> test = test.normalised(*train.statistics())
+        >>> test.x.shape, test.x[0, : test.lengths[0]].isnan().any()
+        (torch.Size([370, 29, 12]), tensor(False))
+    """
 
     x: Tensor
     lengths: Tensor
@@ -33,5 +48,5 @@ class SeriesSet:
         return values.mean(0), values.std(0)
 
     def normalised(self, mean: Tensor, std: Tensor) -> SeriesSet:
-        """The series, normalised with the given statistics, usually those of the training set."""
+        """The series, normalised with a `mean` and a `std` per channel, usually those of the training set."""
         return replace(self, x=(self.x - mean).div_(std + 1e-5))

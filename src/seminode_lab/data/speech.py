@@ -44,7 +44,17 @@ Split = Literal["published", "official"]
 
 
 class Speech(NamedTuple):
-    """Series for training, validation and testing."""
+    """Series for training, validation and testing.
+
+    Attributes:
+        train, validation, test: the three parts.
+
+    Example:
+        >>> part = SeriesSet(torch.zeros(2, 161, 20), torch.full((2,), 161), torch.tensor([0, 9]))
+        >>> train, validation, test = Speech(part, part, part)
+        >>> train.channels, test.labels
+        (20, tensor([0, 9]))
+    """
 
     train: SeriesSet
     validation: SeriesSet
@@ -74,6 +84,13 @@ def speech_commands(
             lists of the release, which keep all clips of a speaker in one part.
         normalise: whether to normalise the channels.
         progress: whether to show a bar while features are computed.
+
+    Example:
+        After `seminode data fetch speech_commands`:
+
+        >>> train, validation, test = speech_commands(progress=True)  # doctest: +SKIP
+        >>> train.x.shape, len(validation), len(test)  # doctest: +SKIP
+        (torch.Size([24482, 161, 20]), 5246, 5247)
     """
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(map(repr, SPLITS))}, found {split!r}")

@@ -33,6 +33,9 @@ def japanese_vowels(dtype: torch.dtype = torch.float32) -> Vowels:
     Reference: Kudo, Toyama and Shimbo, Pattern Recognition Letters 20, 1999; UCI Machine Learning Repository, CC BY 4.0
     (the notice is beside the file).
 
+    Arguments:
+        dtype: of the series.
+
     Example:
         >>> train, test = japanese_vowels()
         >>> train.x.shape, int(train.lengths.max()), len(test), test.classes

@@ -34,7 +34,7 @@ def costs_picture(runs: Sequence[Finished]) -> Picture:
         _draw(counts, times, rows[name])
         counts.set_title(f"{KINDS[name]}: evaluations per epoch")
         times.set_title("Seconds per epoch")
-    figure.legend(handles=_handles(), loc="outside lower center", ncols=6)
+    figure.legend(handles=_handles(runs), loc="outside lower center", ncols=6)
     presets = ", ".join(sorted({run.settings["preset"] for run in runs}))
     caption = (
         f"Evaluations of the field, forward (pale) and backward (full), and seconds of training, both per epoch: means "
@@ -45,6 +45,8 @@ def costs_picture(runs: Sequence[Finished]) -> Picture:
 
 def _draw(counts: Any, times: Any, rows: dict[str, ByMode]) -> None:
     """Draw the bars of all modes and rows."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     y, ticks = 0.0, []
     for modes in rows.values():
         ticks.append((y + (len(modes) - 1) / 2, row_label(modes)))
@@ -66,12 +68,15 @@ def _draw(counts: Any, times: Any, rows: dict[str, ByMode]) -> None:
         axes.set_xlim(left=0.0)
         axes.margins(y=0.02)
         axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x == round(x) else f"{x:g}"))
 
 
-def _handles() -> list[Any]:
+def _handles(runs: Sequence[Finished]) -> list[Any]:
     from matplotlib.patches import Patch
 
-    modes = [Patch(color=COLOURS[mode], label=LABELS[mode]) for mode in MODES]
+    shown = {run.settings["mode"] for run in runs}
+    modes = [Patch(color=COLOURS[mode], label=LABELS[mode]) for mode in MODES if mode in shown]
     return [*modes, Patch(color="0.75", label="forward"), Patch(color="0.45", label="backward")]
 
 

@@ -7,12 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from ..models import pendulum
+from ..modes import WINDOW
 from ..store import Finished
 from .selection import ByMode, by_row, made_of, of_experiment
 from .style import COLOURS, LABELS, Picture, new_figure, styled
 
 BINS = 200
 SIZE = (7.0, 2.0)
+#: Seconds from the first point of a window to the last.
+SPAN = pendulum.DT * (WINDOW - 1)
+AXIS = (
+    f"A window spans {SPAN:.2f} s, from the first point (left) to the eighth (right), with a solve between any two "
+    f"points; the axis is cut into {BINS} bins. Times below 0 are steps that run past the end."
+)
 
 
 def times_of(runs: Sequence[Finished], what: str) -> np.ndarray:
@@ -21,15 +29,17 @@ def times_of(runs: Sequence[Finished], what: str) -> np.ndarray:
     return np.concatenate([np.empty(0, np.float32), *(each for each in kept if each is not None)])
 
 
-def draw_histograms(axes: Any, times: Mapping[str, np.ndarray], colours: Mapping[str, str], ylabel: str) -> None:
-    """Draw histograms over each other, each with its own bin edges."""
+def draw_histograms(
+    axes: Any, times: Mapping[str, np.ndarray], colours: Mapping[str, str], ylabel: str, bins: Any = BINS
+) -> None:
+    """Draw histograms over each other; if `bins` is a number, each has its own edges."""
     from matplotlib.patches import Patch
 
     handles = []
     for mode, each in times.items():
         style = {"color": colours[mode], "alpha": 0.8, "linewidth": 0}
         if len(each):
-            axes.hist(each, bins=BINS, **style)
+            axes.hist(each, bins=bins, **style)
         handles.append(Patch(**style, label=f"{LABELS[mode]} ({len(each):,})"))
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles), borderaxespad=0.1)
     axes.margins(x=0.02)
@@ -49,9 +59,7 @@ def evaluations_picture(modes: ByMode, published: bool) -> Picture | None:
     axes = figure.subplots()
     draw_histograms(axes, times, _colours(shown), "evaluations per bin")
     caption = "Times of all backward evaluations in the evaluation passes over the training set; "
-    caption += f"{made_of(shown)}. A window spans 0.35 s, from the first point (left) to the eighth (right), with a "
-    caption += f"solve between any two points; the axis is cut into {BINS} bins. Times below 0 are steps that run past "
-    caption += "the end. The bar at t = 0.35 contains the first evaluation of every batch."
+    caption += f"{made_of(shown)}. {AXIS} The bar at t = {SPAN:.2f} contains the first evaluation of every batch."
     if published:
         name, how = "f4-evaluations-published", "as published"
     else:
@@ -70,18 +78,18 @@ def rejections_picture(modes: ByMode) -> Picture | None:
     if not any(len(times_of(runs, "evaluations")) for runs in shown.values()):
         return None
     figure = new_figure(SIZE[0], 2 * SIZE[1])
+    everything = np.concatenate([np.array([0.0, SPAN]), *(x for each in times.values() for x in each.values())])
+    edges = np.linspace(float(everything.min()), float(everything.max()), BINS + 1)
     for axes, (title, each) in zip(figure.subplots(2, 1), times.items(), strict=True):
-        draw_histograms(axes, each, _colours(shown), "steps per bin")
+        draw_histograms(axes, each, _colours(shown), "steps per bin", edges)
         axes.set_title(title.capitalize())
+        axes.set_xlim(edges[0] - 0.01, edges[-1] + 0.01)
         if not any(map(len, each.values())):
-            axes.set(xlim=(0.0, 0.36), yticks=[0])
+            axes.set_yticks([0])
             axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color="0.5")
-    low, high = zip(*(axes.get_xlim() for axes in figure.axes), strict=True)
-    for axes in figure.axes:
-        axes.set_xlim(min(low), max(high))
     said = [", ".join(f"{len(x):,} ({LABELS[mode]})" for mode, x in each.items()) for each in times.values()]
-    caption = f"Rejected steps of the backward pass over the time within a window, in {BINS} bins, "
-    caption += f"{made_of(shown)}. The solver rejected {said[0]}. "
+    caption = "Where the backward pass rejects steps, in the evaluation passes over the training set; "
+    caption += f"{made_of(shown)}. {AXIS} The solver rejected {said[0]}. "
     caption += f"The paper's counter finds {said[1]}. "
     caption += (
         "The additional ones are artefacts: every output restarts the solve with additional evaluations, after which "

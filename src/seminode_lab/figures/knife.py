@@ -57,7 +57,8 @@ def _caption(found: Mapping[str, Any], edges: list[Edge]) -> str:
     text = (
         f"One batch of {found['batch']} windows, a network after {found['fitted']} iterations of regression. A solve "
         "takes 2 evaluations and 6 per step: 8 for one step, 14 for two. The dotted lines are the published settings, "
-        "from which one quantity is varied at a time. "
+        "from which one quantity is varied at a time. The lines of the mixed norm and of the seminorm lie on each "
+        "other where they need as many evaluations. "
     )
     if base is not None:
         counts = ", ".join(f"{found['counts'][norm][base]} ({LABELS[norm]})" for norm in NORMS)

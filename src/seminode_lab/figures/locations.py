@@ -15,8 +15,17 @@ from .style import COLOURS, LABELS, Picture, new_figure, styled
 BINS = 80
 SHOWN = ("mixed", "seminorm")
 KINDS = {"accepted": "accepted steps per bin", "rejected": "rejected steps per bin"}
-#: What the axis shows: a series has 161 knots, and every block of a flow is solved on its own.
-AXES = {"ncde": "time t in a series; the backward pass runs from right to left", "cnf": "time t in a block"}
+#: What the axis shows.
+AXES = {
+    "ncde": "time t in a series; the backward pass runs from right to left",
+    "cnf": "time t in a block; the backward pass runs from right to left",
+}
+#: What a reader must know about the axis.
+EXTENTS = {
+    "ncde": "A series has a knot at every whole t, where steps end.",
+    "cnf": "The backward solve of a block runs from t = 1 to 0; below 0 are last steps that run past the end, from "
+    "where the published procedure interpolates back.",
+}
 NAMES = {"ncde": "neural CDE", "cnf": "flow"}
 
 
@@ -35,12 +44,12 @@ def locations_picture(experiment: str, modes: ByMode, name: str) -> Picture | No
         for mode, each in times[what].items():
             axes.hist(each, bins=edges, histtype="step", color=COLOURS[mode], label=f"{LABELS[mode]} ({len(each):,})")
         axes.set_ylabel(label)
-        axes.legend(loc="best")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(shown), borderaxespad=0.1)
     panels[1].set_xlabel(AXES[experiment])
     shares = ", ".join(f"{_share(times, mode):.1f} % ({LABELS[mode]})" for mode in shown)
     caption = (
         f"{row_label(modes)}: where the backward passes of all recorded evaluation passes end their steps, in {BINS} "
-        f"bins; {made_of(shown)}. Rejected are {shares}."
+        f"bins; {made_of(shown)}. {EXTENTS[experiment]} Rejected are {shares}."
     )
     return Picture(name, f"Accepted and rejected steps of the {NAMES[experiment]}", caption, figure)
 

@@ -120,8 +120,9 @@ def ratio_picture(runs: Sequence[Finished]) -> Picture | None:
     axes.margins(x=0.22, y=0.08)
     figure.legend(loc="outside upper center", ncols=4)
     caption = (
-        "Saving of backward evaluations over the ratio of parameters to state: the six published points, and our "
-        f"points for {len(rows)} rows. "
+        "Saving of backward evaluations over the size of the adjoint state with the parameters, relative to that "
+        "without them: d is the size of the state of one sample, p the number of parameters of the field. The six "
+        f"published points, and ours for {len(rows)} rows. "
     )
     caption += _pendulum(kinds)
     return Picture("f6-parameter-state-ratio", "F6, parameters, state and saving", caption.strip(), figure)

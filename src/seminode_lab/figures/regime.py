@@ -10,7 +10,7 @@ from seminode.diagnostics.plots import COLOURS, MARKERS
 
 from ..probing import MODES
 from ..published import ROWS
-from ..store import Finished, runs
+from ..store import Finished, undamaged
 from ..weights import PLACES
 from .selection import data_label, settings_of
 from .style import GREY, Picture, new_figure, styled
@@ -28,7 +28,8 @@ class Probe(NamedTuple):
     @property
     def saving(self) -> float:
         """What the seminorm saves, in per cent."""
-        return 100 * (1 - self.evaluations["seminorm"] / self.evaluations["mixed"])
+        mixed = self.evaluations["mixed"]
+        return 100 * (1 - self.evaluations["seminorm"] / mixed) if mixed else 0.0
 
 
 def probes(run: Finished) -> list[Probe]:
@@ -41,8 +42,7 @@ def probed(folder: Path) -> dict[str, list[Finished]]:
     """The runs with counts, by row: those that provide initial weights too, and unfinished ones as well."""
     found: dict[str, list[Finished]] = {}
     for place in PLACES:
-        # Damaged runs are named elsewhere.
-        for run in runs(folder / place, lambda _: None) if (folder / place).is_dir() else ():
+        for run in undamaged(folder / place) if (folder / place).is_dir() else ():  # the report names the others
             if run.settings.get("probe") is not None and run.settings.get("start") is None and probes(run):
                 found.setdefault(settings_of(run).row, []).append(run)
     return found

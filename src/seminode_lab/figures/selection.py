@@ -45,7 +45,9 @@ def row_label(modes: ByMode) -> str:
     settings = settings_of(next(iter(modes.values()))[0])
     hidden = dict(settings.model).get("hidden", "") if settings.experiment == "cnf" else ""
     tolerance = f", rtol {settings.rtol:.0e}" if settings.experiment == "ncde" else ""
-    return f"{data_label(settings.data)} {hidden}".strip() + tolerance.replace("e-0", "e-")
+    data = data_label(settings.data)
+    comma = "," if hidden and data[-1].isdigit() else ""
+    return f"{data}{comma} {hidden}".strip() + tolerance.replace("e-0", "e-")
 
 
 def data_label(data: str) -> str:

@@ -21,6 +21,9 @@ def speech_commands_cde(**options: Any) -> NeuralCDE:
     Piecewise linear control with time as channel 0, 90 hidden channels, a field of four hidden layers of 40.
     The tolerances are the loosest of the three published pairs.
 
+    Arguments:
+        options: of [`NeuralCDE`][seminode.models.NeuralCDE]; they override the published ones.
+
     >>> sum(p.numel() for p in speech_commands_cde().parameters())
     88940
     """
@@ -32,6 +35,9 @@ def speech_commands_cde(**options: Any) -> NeuralCDE:
 def pendulum_symoden(**options: Any) -> SymplecticODENet:
     """The Symplectic ODE-Net on the double pendulum: x0 (batch, 8), ts ↦ (times, batch, 8); 509,108 parameters.
 
+    Arguments:
+        options: of [`SymplecticODENet`][seminode.models.SymplecticODENet]; they override the published ones.
+
     >>> sum(p.numel() for p in pendulum_symoden().parameters())
     509108
     """
@@ -42,6 +48,10 @@ def pendulum_symoden(**options: Any) -> SymplecticODENet:
 def mnist_flow(hidden: int = 32, **options: Any) -> MultiscaleCNF:
     """The flow on MNIST: bytes (batch, 1, 28, 28) ↦ log p (batch,), with 12 blocks at three scales.
 
+    Arguments:
+        hidden: number of channels of the hidden layers; 32 and 64 as published.
+        options: of [`MultiscaleCNF`][seminode.models.MultiscaleCNF]; they override the published ones.
+
     >>> sum(p.numel() for p in mnist_flow(32).parameters())
     281928
     """
@@ -50,6 +60,10 @@ def mnist_flow(hidden: int = 32, **options: Any) -> MultiscaleCNF:
 
 def cifar10_flow(hidden: int = 64, **options: Any) -> MultiscaleCNF:
     """The flow on CIFAR-10: bytes (batch, 3, 32, 32) ↦ log p (batch,), with 12 blocks at three scales.
+
+    Arguments:
+        hidden: number of channels of the hidden layers; 64 as published.
+        options: of [`MultiscaleCNF`][seminode.models.MultiscaleCNF]; they override the published ones.
 
     >>> sum(p.numel() for p in cifar10_flow(64).parameters())
     1200600

@@ -38,6 +38,13 @@ def accelerations(q1: Any, q2: Any, w1: Any, w2: Any, u1: Any, u2: Any, xp: Any 
     The links have length 1, mass 1 and moment of inertia 1 about their centres; g = 9.8. The actuation is specific to
     the data set: u1 acts on the second joint, and −u2 acts on the first and thereby also on the second.
 
+    Arguments:
+        q1, q2: the angles of the two links.
+        w1, w2: their velocities.
+        u1, u2: the torques.
+        xp: the module of the functions: `math`, `torch` or `numpy`.
+
+    Example:
         >>> accelerations(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
         (-0.6829268292682927, 1.7560975609756098)
     """
@@ -51,7 +58,10 @@ def accelerations(q1: Any, q2: Any, w1: Any, w2: Any, u1: Any, u2: Any, xp: Any 
 
 
 def energy(q1: Any, q2: Any, w1: Any, w2: Any, xp: Any = math) -> Any:
-    """½ q′ᵀM q′ − 14.7 cos q1 − 4.9 cos(q1 + q2), which is conserved without torques; arguments as `accelerations`.
+    """½ q′ᵀM q′ − 14.7 cos q1 − 4.9 cos(q1 + q2), which is conserved without torques.
+
+    Arguments:
+        q1, q2, w1, w2, xp: as in `accelerations`.
 
     >>> energy(0.0, 0.0, 0.0, 0.0)
     -19.6
@@ -63,7 +73,15 @@ def energy(q1: Any, q2: Any, w1: Any, w2: Any, xp: Any = math) -> Any:
 
 
 def observe(x: Tensor, u: Tensor) -> Tensor:
-    """Observations (…, 8) of states (…, 4) that were reached under torques (…, 2)."""
+    """Observations (…, 8) of states that were reached under torques.
+
+    Arguments:
+        x: states (q1, q2, w1, w2), shape (…, 4).
+        u: torques (u1, u2), shape (…, 2).
+
+    >>> observe(torch.zeros(4), torch.tensor([0.5, -0.5]))
+    tensor([ 1.0000,  1.0000,  0.0000,  0.0000,  0.0000,  0.0000,  0.5000, -0.5000])
+    """
     check_channels("x", x, (4,), "states (q1, q2, w1, w2)")
     check_channels("u", u, (2,), "torques")
     q, w = x.split(2, -1)
@@ -84,7 +102,15 @@ def _lab() -> tuple[Any, Any]:
 
 
 def step(x: Sequence[float] | np.ndarray, u: Sequence[float]) -> np.ndarray:
-    """The state 0.05 s after x under constant torques. Angles are not wrapped, and nothing is clipped."""
+    """The state 0.05 s after x under constant torques. Angles are not wrapped, and nothing is clipped.
+
+    Arguments:
+        x: a state (q1, q2, w1, w2).
+        u: torques (u1, u2).
+
+    >>> [round(float(value), 4) for value in step((3.0, 0.0, 0.0, 0.0), (0.0, 0.0))]  # falls
+    [2.9989, 0.0008, -0.044, 0.0339]
+    """
     _, solve_ivp = _lab()
     u1, u2 = u
     if not (math.isfinite(u1) and math.isfinite(u2) and all(map(math.isfinite, x))):
@@ -129,6 +155,14 @@ def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> 
     """The first trials of the data set: (9 torques, trials, steps, 8) observations, in float64.
 
     All torques share their initial states. The default is the whole data set, which takes about ten seconds.
+
+    Arguments:
+        trials: number of trials for each torque.
+        steps: number of observations of each, 0.05 s apart.
+        seed: of the initial states.
+
+    >>> trajectories(trials=2, steps=3).shape
+    torch.Size([9, 2, 3, 8])
     """
     check_count("trials", trials)
     check_count("steps", steps)
@@ -142,7 +176,17 @@ def trajectories(trials: int = TRIALS, steps: int = STEPS, seed: int = SEED) -> 
 
 
 def windows(trajectories: Tensor, length: int = WINDOW, dtype: torch.dtype = torch.float32) -> Tensor:
-    """All contiguous windows of trajectories (…, steps, channels), with shape (windows, length, channels)."""
+    """All contiguous windows of trajectories, with shape (windows, length, channels).
+
+    Arguments:
+        trajectories: shape (…, steps, channels).
+        length: number of points of a window.
+        dtype: of the windows.
+
+    >>> windows(torch.arange(4.0).reshape(1, 4, 1), length=3).squeeze(-1)
+    tensor([[0., 1., 2.],
+            [1., 2., 3.]])
+    """
     if trajectories.ndim < 2 or trajectories.shape[-2] < check_count("length", length):
         shape = tuple(trajectories.shape)
         raise ValueError(
@@ -170,7 +214,15 @@ def split(trajectories: Tensor) -> Split:
 def dataset(dtype: torch.dtype = torch.float32, **options: int) -> Split:
     """Windows (…, 8 times, 8 channels) for training, validation and testing; 20,025, 4,275 and 4,500 of them.
 
-    Windows start 0.05 s apart, and their points are 0.05 s apart. Arguments are those of `trajectories`.
+    Windows start 0.05 s apart, and their points are 0.05 s apart.
+
+    Arguments:
+        dtype: of the windows.
+        options: as for `trajectories`.
+
+    >>> train, validation, test = dataset(trials=7, steps=8)
+    >>> train.shape, validation.shape, test.shape
+    (torch.Size([36, 8, 8]), torch.Size([9, 8, 8]), torch.Size([18, 8, 8]))
     """
     return Split(*(windows(part, dtype=dtype) for part in split(trajectories(**options))))
 
@@ -201,6 +253,10 @@ def simulate(
         steps: number of steps; 399 steps take 20 s.
         x0: initial state.
         dtype: of the observations. The simulation and its result are in float64.
+
+    >>> run = simulate(lambda observation: -2.0 * observation[4:], steps=5, x0=(0.1, 0.0, 0.0, 0.0))
+    >>> run.ts[-1].item(), run.states.shape, run.torques.shape
+    (0.25, torch.Size([6, 4]), torch.Size([6, 2]))
     """
     check_count("steps", steps)
     if len(x0) != 4:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import side_by_side
 from ..ablation_table import ablation
 from ..grid import plain
-from ..measures import Gathered, gather
-from ..store import Finished, StoreError, placing, runs
+from ..measures import Gathered, damaged, gather
+from ..repeats import noise_of
+from ..running import STARTS
+from ..store import Finished, StoreError, placing, runs, undamaged
 from .content import content, summary
 from .pictures import Shown, shown
 
@@ -61,21 +63,24 @@ def write(folder: Path, out: Path | None = None) -> Written:
     return _render(content(gathered, usable, pictures, trouble, folder) | measured, out)
 
 
-def in_short(found: Sequence[Finished]) -> list[str]:
-    """The result in at most five lines."""
+def in_short(found: Sequence[Finished], folder: Path) -> list[str]:
+    """The result of the runs in a folder in at most five lines."""
     gathered = gather(found)
-    return summary(gathered, [run for problem in gathered.problems for run in problem.runs])[:5]
+    runs = [run for problem in gathered.problems for run in problem.runs]
+    return summary(gathered, runs, noise_of(folder))[:5]
 
 
 def _read(folder: Path) -> Gathered:
-    damaged: dict[str, str] = {}
+    wrong: dict[str, str] = {}
 
     def skip(error: StoreError) -> None:
-        path, _, why = str(error).partition(": ")
-        damaged[Path(path).parent.name] = f"damaged ({Path(path).name}: {why})"
+        path = Path(str(error).partition(": ")[0])
+        wrong[str(path.parent.relative_to(folder))] = damaged(error)
 
     found = gather(runs(folder, skip))
-    left_out = {**damaged, **found.left_out}
+    if (folder / STARTS).is_dir():
+        undamaged(folder / STARTS, skip)  # they are in a figure
+    left_out = {**wrong, **found.left_out}
     if not found.problems:
         said = ", ".join(f"{name} ({why})" for name, why in left_out.items())
         raise StoreError(f"{folder}: expected folders of complete runs, found {said or 'none'}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from .. import measures, published
 from ..intervals import Interval, chance_of_difference, paired_difference, paired_ratio, published_saving
 from ..measures import GAINS, Gathered, ProblemRuns, result, tested
+from ..regime import evaluations_per_solve, in_regime
+from ..repeats import Noise
 from ..sizes import sizes
-from ..tables import proportion
+from ..tables import UNKNOWN, proportion
 from ..uprightness import ROUGHLY, UPRIGHT, in_words, of_run
 from .findings import (
     ALIKE,
@@ -19,11 +22,10 @@ from .findings import (
     Finding,
     compatible_saving,
     correct_saving,
-    evaluations_per_solve,
-    in_regime,
     listed,
     percent,
     saving_interval,
+    scaled_saving,
     untested,
     verdict,
 )
@@ -31,15 +33,16 @@ from .findings import (
 PERCENT = f"{SPACE}%"
 
 
-def claims(gathered: Gathered) -> list[Finding]:
+def claims(gathered: Gathered, noise: Noise = UNKNOWN, folder: Path | None = None) -> list[Finding]:
+    """The claims. `folder` may have measurements of the scale of a loss."""
     return [
-        _saves(gathered.of("ncde"), "ncde-saving", "The seminorm saves backward evaluations of neural CDEs"),
-        _saves(gathered.of("cnf"), "cnf-saving", "The seminorm saves backward evaluations of flows"),
+        _saves(gathered.of("ncde"), "ncde-saving", "The seminorm saves backward evaluations of neural CDEs", folder),
+        _saves(gathered.of("cnf"), "cnf-saving", "The seminorm saves backward evaluations of flows", folder),
         _pendulum(gathered.of("hnn")),
         _quality(gathered.problems),
         _rejections(gathered.problems),
         _swing_up(gathered.of("hnn")),
-        _time(gathered.problems),
+        _time(gathered.problems, noise),
         _size(gathered.of("cnf")),
         _ratio(gathered.problems),
     ]
@@ -51,7 +54,7 @@ def _together(conclusions: Sequence[Conclusion]) -> Conclusion:
     return found.pop() if len(found) == 1 else Conclusion.PARTLY
 
 
-def _saves(problems: Sequence[ProblemRuns], name: str, title: str) -> Finding:
+def _saves(problems: Sequence[ProblemRuns], name: str, title: str, folder: Path | None) -> Finding:
     experiment = name.split("-")[0]
     rows = [row for row in published.ROWS if row.experiment == experiment]
     said = f"The paper reports savings of {listed([f'{percent(row.saving)} ({row.title})' for row in rows])}."
@@ -61,8 +64,14 @@ def _saves(problems: Sequence[ProblemRuns], name: str, title: str) -> Finding:
         if own is None or row is None:
             continue
         theirs = published_saving(row)
-        conclusions.append(verdict(problem, own, theirs))
+        conclusions.append(verdict(problem, own, theirs, folder))
         found.append(f"{own.text(1, PERCENT)} on {problem.title} (paper: {theirs.text(1, PERCENT)}){_regime(problem)}")
+        other = scaled_saving(problem, folder)
+        if other is not None and other.saving >= NOTHING and conclusions[-1] is Conclusion.UNDECIDED:
+            found[-1] += (
+                f"; with {other.factor:.3g} times the loss in bits per dimension, one batch saves "
+                f"{percent(other.saving)}, and the paper does not name the scale of its loss"
+            )
     if not found:
         return untested(name, title, said, "There are no runs of both norms.")
     text = "Counted correctly and paired by seed, with intervals of 95 %, these runs save:"
@@ -73,7 +82,7 @@ def _regime(problem: ProblemRuns) -> str:
     counts = evaluations_per_solve(problem)
     if counts is None or in_regime(problem):
         return ""
-    return f"; with {counts[0]:.0f} backward evaluations per solve instead of {counts[1]:.0f}, little can be saved"
+    return f"; with {counts.words()}, little can be saved"
 
 
 def _pendulum(problems: Sequence[ProblemRuns]) -> Finding:
@@ -169,7 +178,7 @@ def _swing_up(problems: Sequence[ProblemRuns]) -> Finding:
     return Finding(name, title, said, text, conclusion, items)
 
 
-def _time(problems: Sequence[ProblemRuns]) -> Finding:
+def _time(problems: Sequence[ProblemRuns], noise: Noise) -> Finding:
     name, title = "time", "Training takes roughly half the time"
     said = "According to the paper, the seminorm roughly halves the time of training."
     found, conclusions = [], []
@@ -177,8 +186,11 @@ def _time(problems: Sequence[ProblemRuns]) -> Finding:
         own = paired_ratio(problem, "mixed", "seminorm", measures.seconds)
         if own is None:
             continue
-        found.append(f"{own.text(2)} on {problem.title}")
-        faster = own.low > 1.0 if own.known else own.mean > 1.0 + NOTHING / 100
+        hidden = noise.hides(problem.experiment, own.mean)
+        within = ", within the noise: identical runs differ by up to "
+        within += percent(100 * (noise.of(problem.experiment) or 0.0), 0)
+        found.append(f"{own.text(2)} on {problem.title}{within * hidden}")
+        faster = not hidden and (own.low > 1.0 if own.known else own.mean > 1.0 + NOTHING / 100)
         half = own.high >= 2.0 if own.known else own.mean >= 2.0 - ALIKE / 100
         if not faster:
             undecided = Conclusion.UNDECIDED if own.known and half else Conclusion.FAILS
@@ -187,7 +199,8 @@ def _time(problems: Sequence[ProblemRuns]) -> Finding:
             conclusions.append(Conclusion.HOLDS if half else Conclusion.PARTLY)
     if not found:
         return untested(name, title, said)
-    text = "Seconds of training with the mixed norm, divided by those with the seminorm, paired by seed:"
+    text = "Seconds of training with the mixed norm, divided by those with the seminorm, paired by seed"
+    text += ":" if noise.largest else " (how much the seconds of identical runs differ was not measured):"
     return Finding(name, title, said, text, _together(conclusions), tuple(found))
 
 

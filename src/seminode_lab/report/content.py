@@ -7,17 +7,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import measures, tables
+from .. import measures, repeats, tables
 from ..grid import Column, Table
+from ..intervals import published_saving
 from ..measures import Gathered, ProblemRuns, result
 from ..reductions import NAMES, reductions
-from ..settings import EXPERIMENTS, PRESETS, all_runs
+from ..regime import evaluations_per_solve, in_regime
+from ..repeats import Noise
+from ..settings import EXPERIMENTS, PRESETS, Settings, all_runs
 from ..sources import sentences
 from ..spread import Spread, counted, ratio
 from ..store import Finished
 from .claims import claims
 from .errata import errata
-from .findings import ALIKE, NOTHING, SPACE, Conclusion, compatible_saving, correct_saving, listed, percent
+from .findings import (
+    ALIKE,
+    NOTHING,
+    SPACE,
+    Conclusion,
+    compatible_saving,
+    correct_saving,
+    listed,
+    percent,
+    saving_interval,
+    verdict,
+)
 from .objections import objections
 from .pictures import Shown, missing
 
@@ -42,23 +56,25 @@ def content(
     """The variables of the templates."""
     presets = sorted({run.settings["preset"] for run in runs})
     reduced = reductions(runs)
-    own = {table.name: _without(table, reduced) for table in tables.all_tables(runs)}
+    noise = repeats.noise_of(folder)
+    own = {table.name: _without(table, reduced) for table in tables.all_tables(runs, noise)}
     return {
         "presets": presets,
         "known_presets": [name for name in presets if name in PRESETS],
-        "summary": summary(gathered, runs),
+        "summary": summary(gathered, runs, noise),
         "truths": TRUTHS,
-        "savings": tables.savings(runs),
-        "bars": [_bars(problem) for problem in gathered.problems],
+        "savings": tables.savings(runs, noise),
+        "bars": [_bars(problem, _several(gathered, problem), folder) for problem in gathered.problems],
         "tables": own,
         "experiments": [(name, own[name]) for name in EXPERIMENTS if name in own],
-        "claims": claims(gathered),
+        "claims": claims(gathered, noise, folder),
         "errata": errata(gathered),
         "objections": objections(gathered, folder, [picture.name for picture in pictures]),
         "sources": sentences(folder),
         "nothing": percent(NOTHING, 0),
         "alike": f"{ALIKE:.0f}",
-        "gains": gains(gathered),
+        "gains": gains(gathered, noise),
+        "repeats": repeats.table(folder),
         "libraries": tables.libraries([*runs, *(run for peer in gathered.peers for run in peer.runs)]),
         "reductions": reduced,
         "left_out": dict(gathered.left_out),
@@ -79,7 +95,7 @@ def _without(table: Table, notes: Sequence[str]) -> Table:
 # Sentences.
 
 
-def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
+def summary(gathered: Gathered, runs: Sequence[Finished], noise: Noise) -> list[str]:
     """The result in a few sentences."""
     minutes = sum(measures.seconds(run) for run in runs) / 60
     spent = f"{minutes:.1f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
@@ -87,11 +103,11 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
     counts = f"{counted(len(runs), 'complete run')} and {counted(len(gathered.problems), 'row')}"
     found = [
         f"{counts} of the paper's tables are compared. Training took {spent}; with preparation and evaluation, the "
-        f"runs took {hours:.1f} core-hours."
+        f"runs took {hours:.1f} core-hours{_apart(runs)}."
     ]
     found += [said for name in ("ncde", "cnf") for said in _saved(name, gathered.of(name))]
     found += [said for problem in gathered.of("hnn") for said in _pendulum(problem)]
-    found += _best(gathered.problems)
+    found += _best(gathered.problems, noise)
     tested = [
         finding for finding in errata(gathered) if finding.conclusion not in (Conclusion.UNTESTED, Conclusion.MEASURED)
     ]
@@ -100,6 +116,14 @@ def summary(gathered: Gathered, runs: Sequence[Finished]) -> list[str]:
         f"These runs can test {len(tested)} errors and omissions of the paper and its code; {len(good)} are confirmed."
     )
     return found
+
+
+def _apart(runs: Sequence[Finished]) -> str:
+    """What the core-hours leave out: training of initial weights that is not itself a run of the report."""
+    known = [run.settings for run in runs]
+    firsts = (Settings.of_json(settings).before() for settings in known)
+    apart = any(first is not None and first.as_json() not in known for first in firsts)
+    return ", without the common training of initial weights" if apart else ""
 
 
 def _saved(name: str, problems: Sequence[ProblemRuns]) -> list[str]:
@@ -111,7 +135,12 @@ def _saved(name: str, problems: Sequence[ProblemRuns]) -> list[str]:
     theirs = listed([percent(problem.published.saving) for _, problem in known if problem.published])
     where = f" (rtol {listed([f'{problem.settings.rtol:g}' for _, problem in known])})" if name == "ncde" else ""
     subject = {"ncde": "On the neural CDE", "cnf": "On flows"}[name]
-    return [f"{subject}, the seminorm saves {own} of the backward evaluations{where}; the paper reports {theirs}."]
+    easy = [evaluations_per_solve(problem) for _, problem in known if not in_regime(problem)]
+    counts = listed([found.words() for found in easy if found is not None]) if easy else ""
+    note = f" The regime of the paper is not reached, with {counts}." if easy else ""
+    return [
+        f"{subject}, the seminorm saves {own} of the backward evaluations{where}; the paper reports {theirs}.{note}"
+    ]
 
 
 def _pendulum(problem: ProblemRuns) -> list[str]:
@@ -134,9 +163,10 @@ def _range(values: Sequence[float], digits: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _best(problems: Sequence[ProblemRuns]) -> list[str]:
+def _best(problems: Sequence[ProblemRuns], noise: Noise) -> list[str]:
     saved = [x for x in (correct_saving(problem, "best") for problem in problems) if x is not None]
-    faster = [x for x in map(_speed_up, problems) if x is not None]
+    both = [(problem.experiment, _speed_up(problem)) for problem in problems]
+    faster = [x for name, x in both if x is not None and not noise.hides(name, x)]
     if not saved or not faster:
         return []
     return [
@@ -159,8 +189,13 @@ def missing_runs(runs: Sequence[Finished], presets: Sequence[str], begun: Collec
 # Comparisons.
 
 
-def _bars(problem: ProblemRuns) -> dict[str, Any]:
-    """The savings in each of the four columns, for a small chart."""
+def _several(gathered: Gathered, problem: ProblemRuns) -> bool:
+    """Whether the experiment of a row was made with several data sets."""
+    return len({other.settings.data for other in gathered.of(problem.experiment)}) > 1
+
+
+def _bars(problem: ProblemRuns, several: bool, folder: Path) -> dict[str, Any]:
+    """The savings in each of the four columns and the verdict, for a small chart."""
     row = problem.published
     values = (
         None if row is None else row.saving,
@@ -173,10 +208,21 @@ def _bars(problem: ProblemRuns) -> dict[str, Any]:
         for i, ((truth, _), value) in enumerate(zip(TRUTHS, values, strict=True))
         if value is not None
     ]
-    return {"title": problem.full_title, "bars": bars}
+    own = saving_interval(problem)
+    judged = None if row is None or own is None else verdict(problem, own, published_saving(row), folder)
+    return {"title": _short_title(problem, several), "bars": bars, "verdict": judged}
 
 
-def gains(gathered: Gathered) -> Table:
+def _short_title(problem: ProblemRuns, several: bool) -> str:
+    """The name of a row that fits on a line of a phone; with its data if the experiment has several."""
+    if problem.experiment == "hnn":
+        return problem.title.capitalize()
+    if problem.experiment == "ncde" and not several:
+        return f"{measures.KINDS['ncde']}, rtol {problem.settings.rtol:g}"
+    return problem.full_title.partition(", atol")[0]
+
+
+def gains(gathered: Gathered, noise: Noise) -> Table:
     """Best compared with the paper's two norms: evaluations, seconds, memory and quality of the model."""
     modes = ("mixed", "seminorm", "best")
     measured = any(problem.spread(mode, measures.memory) for problem in gathered.problems for mode in modes)
@@ -197,7 +243,7 @@ def gains(gathered: Gathered) -> Table:
             (
                 problem.full_title,
                 *(_cell(correct_saving(problem, mode), "{:.1f} %") for mode in ("seminorm", "best")),
-                *(_cell(times, "{:.2f}") for times in faster),
+                *("" if x is None else noise.told(problem.experiment, x) for x in faster),
                 *(_text(problem.spread(mode, measures.memory), 0, 1e-6) for mode in weighed),
                 *(_text(problem.spread(mode, quality), quality.digits) for mode in ("mixed", "best")),
             )

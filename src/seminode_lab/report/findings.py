@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from .. import measures
 from ..intervals import Interval, paired_saving
+from ..loss_scale import ScaledLoss, measured
 from ..measures import ProblemRuns
+from ..regime import in_regime
 from ..spread import saving
 
 #: Keeps a number and its unit on one line.
@@ -16,8 +19,6 @@ SPACE = "\N{NO-BREAK SPACE}"
 #: In per cent of evaluations: a saving below NOTHING counts as none, and two savings that differ by at most ALIKE count
 #: as equal.
 NOTHING, ALIKE = 5.0, 15.0
-#: A row is in the regime of the paper if the mixed norm takes at least this share of its evaluations per solve.
-REGIME = 2 / 3
 
 
 class Conclusion(Enum):
@@ -112,31 +113,19 @@ def saving_interval(problem: ProblemRuns, mode: str = "seminorm") -> Interval | 
     return paired_saving(problem, mode, "mixed", measures.true_nfe)
 
 
-def evaluations_per_solve(problem: ProblemRuns) -> tuple[float, float] | None:
-    """Backward evaluations per solve and batch with the mixed norm: of these runs, and of the paper."""
-    row, own = problem.published, problem.spread("mixed", measures.true_per_batch)
-    if row is None or own is None:
-        return None
-    published_solves, solves = (12, _blocks(problem)) if problem.experiment == "cnf" else (1, 1)
-    return own.mean / solves, row.mixed.nfe.mean / row.updates / published_solves
+def scaled_saving(problem: ProblemRuns, folder: Path | None) -> ScaledLoss | None:
+    """What one batch shows with the loss multiplied so that the seminorm saves most; `None` if not measured."""
+    found = None if folder is None else measured(folder, problem.settings)
+    return None if found is None else max(found[1], key=lambda each: each.saving, default=None)
 
 
-def _blocks(problem: ProblemRuns) -> int:
-    given = dict(problem.settings.model)
-    return given.get("scales", 3) * given.get("blocks", 4)
-
-
-def in_regime(problem: ProblemRuns) -> bool:
-    """Whether the solves of a row are as hard as those of the paper; if not, little can be saved."""
-    found = evaluations_per_solve(problem)
-    return found is None or found[0] >= REGIME * found[1]
-
-
-def verdict(problem: ProblemRuns, own: Interval, theirs: Interval) -> Conclusion:
+def verdict(problem: ProblemRuns, own: Interval, theirs: Interval, folder: Path | None = None) -> Conclusion:
     """Whether a saving reproduces the published one.
 
     A saving is there if its interval is above zero; without an interval, if it is at least `NOTHING`. It reproduces if
     it is there and its interval reaches that of the paper; without an interval, if it is at most `ALIKE` points below.
+    A missing saving does not count against the paper if the same weights show one with another scale of the loss, which
+    the paper does not name. `folder` may have a measurement of that.
     """
     there = own.low > 0.0 if own.known else own.mean >= NOTHING
     reaches = own.high >= theirs.low if own.known else own.mean >= theirs.mean - ALIKE
@@ -144,4 +133,6 @@ def verdict(problem: ProblemRuns, own: Interval, theirs: Interval) -> Conclusion
         return Conclusion.HOLDS if reaches else Conclusion.PARTLY
     if not in_regime(problem):
         return Conclusion.REGIME
-    return Conclusion.UNDECIDED if own.known and own.high >= theirs.low else Conclusion.FAILS
+    other = scaled_saving(problem, folder)
+    depends = other is not None and other.saving >= NOTHING
+    return Conclusion.UNDECIDED if depends or (own.known and own.high >= theirs.low) else Conclusion.FAILS

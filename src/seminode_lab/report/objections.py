@@ -8,16 +8,17 @@ from typing import Any
 
 from .. import measures
 from ..ablation import file_of
-from ..loss_scale import ScaledLoss, nats
-from ..loss_scale import file_of as file_of_scale
+from ..loss_scale import measured, nats
 from ..measures import Gathered, ProblemRuns
 from ..origins import FILE as ORIGINS
 from ..origins import ORDER
 from ..reductions import reduced
+from ..regime import evaluations_per_solve
+from ..repeats import noise_of
 from ..side_by_side import measured_rows
 from ..spread import counted
 from ..store import StoreError, read_json
-from .findings import SPACE, Conclusion, Finding, evaluations_per_solve, listed, percent, saving_interval
+from .findings import SPACE, Conclusion, Finding, listed, percent, saving_interval
 
 #: Per cent: an accuracy from which on a neural CDE counts as trained.
 TRAINED = 84.0
@@ -36,7 +37,7 @@ def objections(gathered: Gathered, folder: Path, figures: Collection[str]) -> li
         _parts(folder),
         _gradients(folder),
         _seeds(gathered),
-        _timing(gathered),
+        _timing(gathered, folder),
     ]
     return [each if each.figure in figures else _without_figure(each) for each in found]
 
@@ -84,7 +85,7 @@ def _regime(problems: list[ProblemRuns], folder: Path) -> Finding:
         )
         if counts[0] >= HARD:
             hard.append(len({run.settings["seed"] for run in problem.runs}))
-        items += _scaled(folder / file_of_scale(problem.settings))
+        items += _scaled(folder, problem)
     # Counts differ between seeds as much as between easy and hard solves.
     state = Conclusion.OPEN if not hard else _state([True, max(hard) >= SEEDS])
     text = "Backward evaluations:"
@@ -94,16 +95,16 @@ def _regime(problems: list[ProblemRuns], folder: Path) -> Finding:
     return Finding("objection-regime", title, said, text, state, tuple(items), "flow-regime")
 
 
-def _scaled(path: Path) -> list[str]:
+def _scaled(folder: Path, problem: ProblemRuns) -> list[str]:
     """What the seminorm saves with the loss in other units, if that was measured."""
-    found = _read(path)
+    found = measured(folder, problem.settings)
     if found is None:
         return []
-    own = [ScaledLoss(**each) for each in found["counts"]]
+    dims, own = found
     said = [f"{percent(each.saving)} at {each.factor:.3g} ({each.mixed} evaluations)" for each in own]
     return [
         "the saving depends on the scale of the loss, which the paper does not name; on one batch, with the loss in "
-        f"bits per dimension times a factor ({nats(found['dims']):.3g} makes it nats per image): {listed(said)}"
+        f"bits per dimension times a factor ({nats(dims):.3g} makes it nats per image): {listed(said)}"
     ]
 
 
@@ -166,6 +167,8 @@ def _parts(folder: Path) -> Finding:
     there = [name for name in measures.KINDS if (folder / file_of(name)).exists()]
     title = "“Best is many changes at once”"
     text = f"The table of the parts of best takes them apart for {counted(len(there), 'experiment')}, on one batch."
+    if not there:
+        text = "It was not measured here."
     return Finding("objection-parts", title, said, text, _state([name in there for name in measures.KINDS]))
 
 
@@ -195,7 +198,7 @@ def _seeds(gathered: Gathered) -> Finding:
     return Finding("objection-seeds", "“Too few seeds”", said, text, state, items)
 
 
-def _timing(gathered: Gathered) -> Finding:
+def _timing(gathered: Gathered, folder: Path) -> Finding:
     said = "Seconds of several versions on a shared machine cannot be compared."
     runs = [run for problem in gathered.problems for run in problem.runs]
     commits = {str(run.config.get("circumstances", {}).get("commit")) for run in runs}
@@ -204,5 +207,12 @@ def _timing(gathered: Gathered) -> Finding:
         "change less than elapsed time, though they share caches; compilation is apart. Evaluations are exact. The "
         "table of the parts of best has the fastest of several passes in turn, in one process."
     )
-    state = Conclusion.ANSWERED if len(commits) == 1 else Conclusion.ANSWERED_PARTLY
-    return Finding("objection-timing", "“Your timings are noise”", said, text, state, figure="costs")
+    noise, items = noise_of(folder), []
+    for name in dict.fromkeys(problem.experiment for problem in gathered.problems):
+        known = noise.of(name)
+        told = "not measured" if known is None else f"by up to {percent(100 * known)}"
+        items.append(f"{measures.KINDS[name]}: {told}")
+    text += " By how much the seconds of identical runs differ:"
+    good = len(commits) == 1 and not any("not measured" in item for item in items)
+    state = Conclusion.ANSWERED if good else Conclusion.ANSWERED_PARTLY
+    return Finding("objection-timing", "“Your timings are noise”", said, text, state, tuple(items), "costs")

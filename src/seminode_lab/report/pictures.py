@@ -68,7 +68,7 @@ class Shown:
 
     @property
     def wide(self) -> bool:
-        return self.width > WIDE * self.height
+        return not self.still and self.width > WIDE * self.height
 
 
 def _uri(path: Path) -> str:

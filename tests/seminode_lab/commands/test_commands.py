@@ -282,7 +282,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, f"seminode_lab.{name}", module)
 
-    def all_tables(found: Any) -> list[Words]:
+    def all_tables(found: Any, noise: Any) -> list[Words]:
         told.append(("tables", [run.path.name for run in found]))
         return [Words("one"), Words("two")]
 
@@ -298,7 +298,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         progress("measuring")
 
     vars(modules["measuring"])["measure_all"] = measure_all
-    vars(modules["report"]).update(write=write, in_short=lambda found: [f"{len(found)} runs in short"])
+    vars(modules["report"]).update(write=write, in_short=lambda found, folder: [f"{len(found)} runs in short"])
     return told
 
 

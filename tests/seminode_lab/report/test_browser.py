@@ -125,6 +125,21 @@ def test_the_column_of_best_is_in_sight(browser: Any, page: Path, width: int) ->
     assert min(found) >= 0
 
 
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
+def test_the_picture_of_the_summary_is_on_the_first_screen(browser: Any, page: Path, size: tuple[int, int]) -> None:
+    """It begins in the upper half, above the contents on a phone, with a verdict beside the name of each row."""
+    screen = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(page.as_uri())
+    top, contents, groups, verdicts = browser.execute_script("""
+        const top = selector => document.querySelector(selector).getBoundingClientRect().top
+        const count = selector => document.querySelectorAll(selector).length
+        return [top(".bars"), top("nav.toc"), count(".bars > div"), count(".bars h3 .badge")]""")
+    assert top < size[1] / 2
+    assert size[0] > 500 or top < contents
+    assert groups == verdicts > 0
+
+
 def test_the_page_can_be_read_in_the_dark(browser: Any, page: Path) -> None:
     def brightness(scheme: str) -> list[float]:
         features = [{"name": "prefers-color-scheme", "value": scheme}]

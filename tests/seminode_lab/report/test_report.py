@@ -15,7 +15,7 @@ import lab_runs
 import numpy as np
 import pytest
 
-from seminode_lab import measures, published, report, store
+from seminode_lab import measures, published, report, store, tables
 from seminode_lab.grid import plain
 from seminode_lab.intervals import paired_saving, published_saving, quantile
 from seminode_lab.modes import MODES
@@ -325,6 +325,10 @@ def test_a_saving_that_easier_solves_do_not_show_is_not_held_against_the_paper(
     found = by_name(claims(gathered(tmp_path)))["ncde-saving"]
     assert found.conclusion is conclusion
     assert ("instead of 2849, little can be saved" in found.items[0]) == (conclusion is Conclusion.REGIME)
+    # The table of savings, which the README quotes, says it too.
+    table = tables.savings(store.runs(tmp_path, lambda error: pytest.fail(str(error))))
+    assert table.rows[0][0].endswith(" *") == (conclusion is Conclusion.REGIME)
+    assert any("Regime not reached" in note for note in table.notes) == (conclusion is Conclusion.REGIME)
 
 
 @pytest.mark.parametrize(

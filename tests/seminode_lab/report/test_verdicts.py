@@ -8,9 +8,11 @@ from pathlib import Path
 import lab_runs
 import pytest
 
-from seminode_lab import measures, store
+from seminode_lab import loss_scale, measures, store
 from seminode_lab.intervals import Interval
+from seminode_lab.repeats import Noise
 from seminode_lab.report import claims
+from seminode_lab.report.content import summary
 from seminode_lab.report.findings import Conclusion, Finding
 from seminode_lab.settings import rows
 
@@ -68,3 +70,45 @@ def test_a_wide_interval_of_times_decides_nothing(
             result["totals"]["backward_nfe"] = nfe
             (path / store.RESULT).write_text(json.dumps(result))
     assert found(tmp_path)["time"].conclusion is conclusion
+
+
+@pytest.mark.parametrize(("seminorm", "conclusion"), [(122, Conclusion.UNDECIDED), (157, Conclusion.FAILS)])
+def test_a_saving_that_depends_on_the_scale_of_the_loss_does_not_count_against_the_paper(
+    tmp_path: Path, seminorm: int, conclusion: Conclusion
+) -> None:
+    """A flow in the regime, without a saving; its weights save 23 % or 1 % if the loss is in nats per image."""
+    row = lab_runs.rows()[3]
+    for mode in ("mixed", "seminorm"):
+        path = lab_runs.write(row.changed(mode=mode), tmp_path) / store.RESULT
+        changed = json.loads(path.read_text())
+        changed["totals"]["backward_nfe"] = 10_000_000
+        path.write_text(json.dumps(changed))
+    gathered = measures.gather(store.runs(tmp_path, lambda error: pytest.fail(str(error))))
+
+    def finding() -> Finding:
+        return next(each for each in claims.claims(gathered, folder=tmp_path) if each.name == "cnf-saving")
+
+    assert finding().conclusion is Conclusion.FAILS  # the scale was not varied
+    counts = [{"factor": 1.0, "mixed": 122, "seminorm": 122}, {"factor": 136.0, "mixed": 158, "seminorm": seminorm}]
+    (tmp_path / loss_scale.file_of(row)).write_text(json.dumps({"dims": 196, "counts": counts}))
+    assert finding().conclusion is conclusion
+    told = "with 136 times the loss in bits per dimension, one batch saves 22.8\N{NO-BREAK SPACE}%"
+    assert (told in finding().items[0]) == (conclusion is Conclusion.UNDECIDED)
+
+
+def test_a_damaged_scale_is_named_with_the_remedy(tmp_path: Path) -> None:
+    row = lab_runs.rows()[3]
+    (tmp_path / loss_scale.file_of(row)).write_text('{"dims": 196}')
+    with pytest.raises(store.StoreError, match=r"damaged .* delete it"):
+        loss_scale.measured(tmp_path, row)
+
+
+@pytest.mark.parametrize(("preset", "own"), [("cpu", False), ("long", True)])
+def test_core_hours_say_whether_initial_weights_are_included(tmp_path: Path, preset: str, own: bool) -> None:
+    """Those of the preset `long` are trained by runs that have their own place in the report."""
+    for row in rows(preset)[:2]:
+        for mode in ("mixed", "best"):
+            lab_runs.write(row.changed(mode=mode), tmp_path)
+    runs = store.runs(tmp_path, lambda error: pytest.fail(str(error)))
+    first = summary(measures.gather(runs), runs, Noise())[0]
+    assert first.endswith("core-hours." if own else "core-hours, without the common training of initial weights.")
