@@ -33,7 +33,7 @@ demo: $(STAMP)-lab ## reproduce the paper on shipped data: tables, figures and t
 	$(BIN)/seminode reproduce --preset quick --out out/quick --jobs 2
 
 examples: $(STAMP)-lab ## run all examples, some minutes, and leave their pictures in out/demo
-	for name in spiral vowels flow flow_matching latent_ode pendulum; do $(BIN)/python examples/$$name.py || exit 1; done
+	for name in spiral vowels flow flow_matching latent_ode pendulum events stiff; do $(BIN)/python examples/$$name.py || exit 1; done
 
 # With worksteal nearly every file runs in one worker, and both workers are busy until the end.
 test: $(STAMP)-dev ## run the tests and doctests, without the slow ones
@@ -71,7 +71,7 @@ soak: $(STAMP)-bench ## very long solves and trainings: memory, clock, caches; t
 	$(BIN)/python -m benchmarks.soak
 
 notebooks: $(STAMP)-docs ## execute the tutorials, some minutes, and store their outputs
-	$(BIN)/python docs/tutorials/execute.py --limit 120
+	$(BIN)/python docs/tutorials/execute.py --limit 300
 
 docs: $(STAMP)-docs ## build the documentation into site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,12 +2,14 @@
 
     python .ci/site_links.py site
 
-Links to other sites are not followed, so that the check works offline.
+Links to other sites are not followed, so that the check works offline. Every page must also be in the search index, in
+the script with which search works in a site that is opened from disk.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
 import sys
 from pathlib import Path
@@ -37,13 +39,25 @@ def broken(site: Path) -> tuple[int, list[str]]:
     return count, lost
 
 
+def unsearchable(site: Path) -> list[str]:
+    """The pages that search does not find."""
+    script = site / "search" / "search_index.js"
+    index = script.read_text(encoding="utf-8").removeprefix("var __index = ") if script.exists() else '{"docs": []}'
+    entries, _ = json.JSONDecoder().raw_decode(index)
+    known = {unquote(entry["location"].partition("#")[0]) for entry in entries["docs"]}
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.name != "404.html"}
+    return sorted(pages - known)
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or not Path(arguments[0], "index.html").exists():
         print("usage: site_links.py SITE, the folder of a built site", file=sys.stderr)
         return 2
     count, lost = broken(Path(arguments[0]))
     print(f"{count:,} internal links, {len(lost)} broken", *lost, sep="\n")
-    return int(bool(lost))
+    hidden = unsearchable(Path(arguments[0]))
+    print(f"{len(hidden)} pages missing in the search index", *hidden, sep="\n")
+    return int(bool(lost or hidden))
 
 
 if __name__ == "__main__":

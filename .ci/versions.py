@@ -46,7 +46,7 @@ SHORT = (
         "tests/paths",
         "tests/models/test_models.py",
     ),
-    *("tests/_compile/test_engine.py", "tests/_compile/test_inductor.py"),
+    *("tests/_compile/test_engine.py", "tests/_compile/test_inductor.py", "tests/_compile/test_chain.py"),
 )
 #: Every part of the library.
 WHOLE = (

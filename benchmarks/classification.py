@@ -10,7 +10,7 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,10 +101,9 @@ def compare(
     batch: int,
     seeds: int,
     rates: Mapping[str, float] | None = None,
-) -> list[Result]:
+) -> Iterator[Result]:
     """Train every model once per seed, and print each result. `rates` are learning rates other than the usual one."""
     usual = dict.fromkeys(models, LEARNING_RATE) | dict(rates or {})
-    results = []
     for seed in range(seeds):
         trainings = [
             Training(name, make, data, epochs=epochs, batch=batch, seed=seed, lr=usual[name])
@@ -114,14 +113,23 @@ def compare(
             for training in trainings:
                 training.epoch()
         for training in trainings:
-            results.append(training.result(test))
-            last = results[-1]
+            last = training.result(test)
             print(f"{last.model}, seed {seed}: {last.accuracy:.1%}, {last.seconds:.3f} s per epoch", flush=True)
-    return results
+            yield last
+
+
+def run(results: Iterator[Result], path: Path | None, **settings: int) -> None:
+    """Print a table at the end. The file has every result as soon as it is known, so that a run may be stopped."""
+    known: list[Result] = []
+    for result in results:
+        known.append(result)
+        if path:
+            write(path, known, **settings)
+    print(report(known))
 
 
 def report(results: Sequence[Result]) -> str:
-    """A table with one row per model; times are also given relative to the first model."""
+    """A table with one row per model, as in docs/models.md; times are also given relative to the first model."""
     rows = [("model", "test accuracy", "range", "seconds per epoch", "relative")]
     medians: list[float] = []
     for name in dict.fromkeys(result.model for result in results):
@@ -129,11 +137,16 @@ def report(results: Sequence[Result]) -> str:
         scores = [result.accuracy for result in own]
         medians.append(statistics.median(result.seconds for result in own))
         spread = f"{min(scores):.1%}-{max(scores):.1%}"
-        relative = f"{medians[-1] / medians[0]:.3f}"
-        rows.append((name, f"{statistics.mean(scores):.1%}", spread, f"{medians[-1]:.3f}", relative))
+        relative = f"{medians[-1] / medians[0]:.2f}"
+        rows.append((name, f"{statistics.mean(scores):.1%}", spread, f"{medians[-1]:.3g}", relative))
     return "\n".join(aligned(rows))
 
 
 def write(path: Path, results: Sequence[Result], **settings: int) -> None:
     content = {**settings, "results": [dataclasses.asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> list[Result]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return [Result(**each) for each in content["results"]]

@@ -19,6 +19,8 @@ Row = Mapping[str, Any]
 Which = Literal["minimum", "low", "high"]
 #: Errors per curve at which the ratio of two curves is looked at, beside those that were measured.
 SAMPLES = 64
+#: The relative error of a gradient of zeros. A setting that is no better says nothing, however fast it is.
+USELESS = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Envelope:
     """
 
     def __init__(self, rows: Sequence[Row], slack: float = 1.0, floor: float = 0.0):
-        measured = [(row, points(row)) for row in rows]
+        measured = [(row, [each for each in points(row) if each.error < USELESS]) for row in rows]
         self.curves = [
             (row, [replace(each, error=max(each.error, floor)) for each in found]) for row, found in measured if found
         ]

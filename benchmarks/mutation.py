@@ -41,10 +41,13 @@ MODULES = ("controllers.py", "norms.py", "grids.py", "_stepping")
 TESTS = (
     *("tests/_stepping", "tests/test_controllers.py", "tests/test_norms.py", "tests/test_grids.py"),
     *("tests/test_solve.py", "tests/test_events.py", "tests/test_properties.py", "tests/test_errors.py"),
+    "tests/solvers/test_scipy.py",  # the tests of `scipy_steps`
 )
 #: Operators that floating-point numbers do not have: every test would notice.
 TRIVIAL = ("RShift", "LShift", "BitOr", "BitAnd", "BitXor")
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.json"
+#: Why mutants that could be noticed are not.
+SURVIVING = ROOT / "benchmarks" / "surviving_mutants.json"
 RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
 #: How many tests are tried without a mutant, if all of them were before.
 QUICK = 100

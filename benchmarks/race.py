@@ -99,6 +99,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.race", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--problems", nargs="+", choices=ENTRIES, default=list(ENTRIES))
     parser.add_argument("--contenders", nargs="+", default=[""], help="only those whose names contain one of these")
+    parser.add_argument(
+        "--short", action="store_true", help="the fastest settings of each library; takes about an hour"
+    )
     parser.add_argument("--rounds", type=int, help="maximum number of rounds; by default that of the problem")
     parser.add_argument("--factors", type=float, nargs="+", help="on the tolerances; by default those of the problem")
     parser.add_argument("--quick", action="store_true", help="tiny problems, as a test")
@@ -139,7 +142,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = out / f"{name}.json"
         if options.resume and path.exists():
             continue
-        who = [each for each in contenders(name) if any(part in each.name for part in options.contenders)]
+        who = [
+            each for each in contenders(name, options.short) if any(part in each.name for part in options.contenders)
+        ]
         print(f"\n# {name}{', tiny' if options.quick else f': {ENTRIES[name].title}'}\n", flush=True)
         with tempfile.TemporaryDirectory() as cache:
             cold = (options.cold or ENTRIES[name].cold) and not options.warm_cache

@@ -199,7 +199,6 @@ def race_text(results: Sequence[Result]) -> str:
 
 #: Comparisons in the table of the README, with their headings.
 SHORT = {
-    "torchdiffeq's adjoint": "torchdiffeq `odeint_adjoint` / seminode",
     "torchdiffeq's best": "fastest torchdiffeq / seminode",
     "diffrax's best": "fastest diffrax / seminode",
 }
@@ -221,9 +220,10 @@ def short_text(results: Sequence[Result]) -> str:
         found = {each.against: each for each in verdicts(result)}
         rows.append([f"`{result['problem']}`", *(quotient(found.get(against)) for against in SHORT)])
     about = (
-        "Time of one forward and backward pass on one thread: the other library's time, divided by that of the fastest "
-        "seminode setting whose gradient is at least as accurate. Above 1, seminode is faster. A more accurate "
-        "competitor needs a more accurate and often slower setting, so the time of seminode differs within a row. "
+        "Time of one pass on one thread (forward and backward, except for `…-forward` and `sampling-…`): that of the "
+        "other library's fastest setting, divided by that of seminode at the same error of the gradient, or of the "
+        "samples. Above 1, seminode is faster. The two libraries are compared at different errors, so the time of "
+        "seminode differs within a row. "
         "[Benchmarks](docs/benchmarks.md) lists all settings, our targets, and which targets were missed; `make bench` "
         "repeats the measurements."
     )

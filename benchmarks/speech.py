@@ -23,7 +23,7 @@ import seminode as sn
 from seminode.models import LinearCDE, LogNCDE, MatrixField, NeuralCDE
 from seminode_lab.data import SeriesSet, speech_commands
 
-from .classification import compare, report, write
+from .classification import compare, run
 
 BATCH = 128
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--series", type=int, default=2_000, help="for training; half as many for testing")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--json", type=Path, help="write all results to this file, too")
+    parser.add_argument("--json", type=Path, help="write every result to this file, too, as soon as it is known")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     everything = speech_commands()
@@ -71,9 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     del everything
     models = {name: MODELS[name] for name in options.models}
     results = compare(models, data, test, epochs=options.epochs, batch=BATCH, seeds=options.seeds, rates=RATES)
-    print(report(results))
-    if options.json:
-        write(options.json, results, epochs=options.epochs, series=len(data), tested=len(test))
+    run(results, options.json, epochs=options.epochs, series=len(data), tested=len(test))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from .detest import table
 from .distributed import distributed_table
 from .fuzzing import fuzz_table
-from .mutation import survivors
+from .mutation import SURVIVING, survivors
 from .soak import soak_table
 
 
@@ -46,8 +47,13 @@ def mutation_section(found: Mapping[str, Any]) -> str:
         share = killed / max(1, killed + survived)
         rows.append([module, *(f"{n:,}" for n in (killed, survived, equivalent)), f"{share:.0%}"])
     parts = ["## Mutants", table(["module", "killed", "survived", "equivalent", "score"], rows)]
-    left = [f"- `{row['module']}`, line {row['line']}: {row['name'].partition(': ')[2]}" for row in survivors(found)]
-    parts.append("Survivors:\n\n" + "\n".join(left) if left else "No mutant survived.")
+    known = json.loads(SURVIVING.read_text())
+    left = [
+        f"- `{row['module']}`, line {row['line']}: {row['name'].partition(': ')[2]}: "
+        f"{known.get(row['name'], 'not looked into yet.')}"
+        for row in survivors(found)
+    ]
+    parts.append("Survivors, and the reasons:\n\n" + "\n".join(left) if left else "No mutant survived.")
     if found["equivalent"]:
         reasons = [f"- {name}: {reason}" for name, reason in found["equivalent"].items()]
         parts.append("Equivalent mutants, which no test can notice, and the reasons:\n\n" + "\n".join(reasons))

@@ -91,8 +91,13 @@ def of_library(library: str) -> Fits:
     return lambda row: row["library"] == library
 
 
+def of_adjoint(row: Row) -> bool:
+    """`odeint_adjoint` of torchdiffeq, with its own norm or a seminorm."""
+    return row["library"] == "torchdiffeq" and row["setting"].startswith("adjoint")
+
+
 PEERS: dict[str, tuple[str, Fits]] = {
-    "adjoint": ("torchdiffeq's adjoint", named("torchdiffeq: adjoint")),
+    "adjoint": ("torchdiffeq's adjoint", of_adjoint),
     "direct": ("torchdiffeq's odeint", named("torchdiffeq: direct")),
     "best": ("torchdiffeq's best", of_library("torchdiffeq")),
     "torchode": ("torchode's best", of_library("torchode")),

@@ -1,6 +1,6 @@
 """Neural CDE, Log-NCDE and linear CDE on Japanese Vowels: test accuracy and seconds per epoch.
 
-    python -m benchmarks.vowels [--epochs 40] [--seeds 3] [--models neural log linear] [--json results.json]
+    python -m benchmarks.vowels [--epochs 40] [--seeds 3] [--models neural log linear] [--json FILE]
 
 270 series of 7 to 26 points with 12 channels, nine speakers, 370 test series. All models are trained in the same way,
 in batches of 64, each with the solver that suits it: the neural CDE of `examples/vowels.py` with adaptive steps, the
@@ -20,7 +20,7 @@ import seminode as sn
 from seminode.models import LinearCDE, LogNCDE, MatrixField, NeuralCDE
 from seminode_lab.data import japanese_vowels
 
-from .classification import compare, report, write
+from .classification import compare, run
 
 BATCH = 64
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--json", type=Path, help="write all results to this file, too")
+    parser.add_argument("--json", type=Path, help="write every result to this file, too, as soon as it is known")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     data, test = japanese_vowels()
@@ -57,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data, test = data.normalised(*statistics), test.normalised(*statistics)
     models = {name: MODELS[name] for name in options.models}
     results = compare(models, data, test, epochs=options.epochs, batch=BATCH, seeds=options.seeds)
-    print(report(results))
-    if options.json:
-        write(options.json, results, epochs=options.epochs)
+    run(results, options.json, epochs=options.epochs)
 
 
 if __name__ == "__main__":

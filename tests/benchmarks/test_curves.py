@@ -201,3 +201,10 @@ def test_curves_are_shown_with_all_tolerances() -> None:
     assert cells[3][-2:] == ["3", "–"]  # in the same units; what torchdiffeq needs is not known
     assert report.section(result(rows)).count("Times the limit: 2.00") == 1
     assert Envelope(rows[:1]).nominal == points(rows[0])[1]
+
+
+def test_a_gradient_that_is_no_better_than_zeros_is_not_compared() -> None:
+    wrong = setting("diffrax: fast", [(1.9, 0.1), (1.3, 0.2), (1.0, 0.3)])
+    right = setting("diffrax: right", power_law(1.0, (1e-2, 1e-3, 1e-4)))
+    assert Envelope([wrong]).nominal is None
+    assert Envelope([wrong, right]).nominal == points(right)[1]
