@@ -142,6 +142,23 @@ def test_programs_that_a_page_calls_exist(page: Path) -> None:
         assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), f"{page.name} calls {name}"
 
 
+def test_every_picture_has_a_command_that_draws_it() -> None:
+    """The page that shows it names a program, which is an example with a file of this name, or a benchmark."""
+    pictures = {path.stem for path in (DOCS / "images").glob("*.png")}
+    drawn: set[str] = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = set(re.findall(r"!\[[^\]]+\]\(\S*images/(\w+)\.png\)", text))
+        assert shown <= pictures, page.name
+        examples = {name for name in re.findall(r"`(?:python )?examples/(\w+)\.py`", text) if name in shown}
+        for name in examples:
+            assert f"out/demo/{name}.png" in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        benchmarks = re.findall(r"python -m benchmarks\.?(\w*)", text)
+        drawn |= examples | {name for name in shown if name in benchmarks or f"images/{name}.png`" in text}
+        drawn |= {name for name in shown if name == page.stem and "make bench" in text}
+    assert drawn == pictures
+
+
 def test_a_broken_anchor_is_found() -> None:
     known = anchors(DOCS / "start.md")
     assert {"jumps", "coming-from-torchdiffeq", "when-a-solve-fails"} <= known
