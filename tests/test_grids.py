@@ -66,7 +66,7 @@ def test_the_grid_moves_with_the_times(construct: Any) -> None:
 
 def test_other_adjoints_refuse_gradients_for_the_times_of_a_grid() -> None:
     ts = TS.clone().requires_grad_()
-    with pytest.raises(ValueError, match=r"Replay holds the times of a grid fixed.*adjoint=sn\.Direct"):
+    with pytest.raises(ValueError, match=r"Replay treats the times of a grid as constants.*adjoint=sn\.Direct"):
         sn.solve(field, start(), ts, solver="heun", controller=sn.Grid())
 
 

@@ -85,7 +85,7 @@ def verification(ys: Any, rerun: Rerun, loss: Callable[[Any], Tensor] | None) ->
     pairs = list(zip(_leaves(again.ys), _leaves(finer.ys), strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         raise RuntimeError(
-            "verify: the finer solve has another number of outputs, since an event ends it before or after one of "
+            "verify: the finer solve has a different number of outputs, since an event ends it before or after one of "
             "them; ask for outputs that are not close to the event"
         )
     rows = [(x, y) for a, b in pairs for x, y in zip(a, b, strict=True) if x.numel()]
@@ -120,7 +120,7 @@ def _check_repeated(ys: Sequence[Tensor], again: Sequence[Tensor], rtol: float |
         allowed = REPEATED * (atol + rtol * largest) + 16.0 * torch.finfo(before.dtype).eps * largest
         if before.shape != now.shape or not bool(((before - now).abs() <= allowed).all()):
             raise RuntimeError(
-                "verify: the solve, made again, has another result, so there is nothing to compare with: parameters, "
+                "verify: the repeated solve has a different result, so there is nothing to compare with: parameters, "
                 "y0 or something else that the field reads has changed since, or the field draws random numbers. Call "
                 "verify() before the optimiser's step, and for a random field with the generator in the same state"
             )

@@ -330,7 +330,7 @@ def distributed(norm: str | Norm | None = None, group: Any = None) -> Distribute
         raise TypeError("norm: expected a norm of the state of one rank, found a distributed one")
     elif norm is not None and not isinstance(norm, Without) and norm not in FORWARD.values():
         raise TypeError(
-            f"norm: expected one of {', '.join(FORWARD)}, auto or norms.Without(...), since of another function it is "
+            f"norm: expected one of {', '.join(FORWARD)}, auto or norms.Without(...), since for other functions it is "
             f"not known how to reduce it over ranks; found {norm!r}. A norm of your own can call "
             "torch.distributed.all_reduce itself, with compile=False"
         )

@@ -174,7 +174,7 @@ def test_something_must_steer() -> None:
 def test_refused() -> None:
     with pytest.raises(ValueError, match=r"norm: does nothing with FixedStep"):
         sn.solve(Rotation(), start(), [0.0, 1.0], norm="auto", controller=sn.FixedStep(0.1))
-    with pytest.raises(ValueError, match=r"norm: 'auto' looks at the values"):
+    with pytest.raises(ValueError, match=r"norm: 'auto' reads values of the field"):
         torch.func.grad(
             lambda z: (
                 sn.solve(Rotation(), {"z": z, "cost": z.sum()}, [0.0, 1.0], norm="auto", adjoint=sn.Direct())

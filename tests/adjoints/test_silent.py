@@ -107,8 +107,8 @@ def check(way: Way, run: Callable[[Way], Sequence[Tensor | None]], exact: Sequen
 # Some of these fields cannot be compiled, which is warned of; then they run eagerly.
 pytestmark = pytest.mark.filterwarnings("ignore::seminode.CompileWarning")
 
-#: A field that gives another answer than before.
-CHANGED = r"(?s)gives another answer than during the solve.*pass such values in args=.*adjoint=sn\.Direct\(\)"
+#: A field that gives a different result than before.
+CHANGED = r"(?s)gives a different result than during the solve.*pass such values in args=.*adjoint=sn\.Direct\(\)"
 #: A tensor of which nothing was known when the solve began.
 UNDETECTED = r"(?s)was not detected when the solve began.*Name such tensors in params= or pass them in args="
 FIRST_ONLY = r"gives first derivatives only; for second ones use sn\.Replay\(\) or sn\.Direct\(\)"
@@ -715,7 +715,9 @@ def test_random_numbers_of_its_own_are_refused(way: Way, kind: str) -> None:
     field = Noisy(kind)
     options = EULER | ({"solver": sn.ReversibleRK("euler")} if isinstance(way.adjoint, sn.Reversible) else {})
     ys = way.solve(field, number([1.0]), [0.0, 1.0], **options).ys
-    with pytest.raises(RuntimeError, match=r"(?s)another answer.*draw random numbers from torch's default generator"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)a different result.*draw random numbers from torch's default generator"
+    ):
         gradients(ys[-1].sum(), [field.k])
 
 

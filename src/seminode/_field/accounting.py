@@ -107,8 +107,8 @@ def refuse_unaccounted(variable: Tensor | None = None) -> None:
     shape = f" (shape {tuple(variable.shape)})" if variable is not None else ""
     raise Unaccounted(
         f"field: uses a tensor{shape} that requires a gradient and was not detected when the solve began. It may be "
-        "used at some times only, hidden in a custom autograd function, or have taken the place of another one since "
-        "the solve. Name such tensors in params= or pass them in args=; or use adjoint=sn.Direct()."
+        "used at some times only, be hidden in a custom autograd function, or have replaced another tensor since the "
+        "solve. Name such tensors in params= or pass them in args=; or use adjoint=sn.Direct()."
     )
 
 

@@ -302,12 +302,12 @@ def sum_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def field_has_changed(t: float) -> NoReturn:
     raise RuntimeError(
-        f"field: evaluated again on the backward pass, near t = {t:g}, it gives another answer than during the solve, "
-        "so this would be the gradient of another function. Something that the field reads has changed since: a "
-        "variable (a lambda reads a loop variable when it is called, not when it is made), an attribute, an entry of a "
-        "list, or a random generator of its own. Call backward() before the change, pass such values in args= or bind "
-        "them (lambda t, y, i=i: ...), draw random numbers from torch's default generator; or use adjoint=sn.Direct(), "
-        "which differentiates what was computed."
+        f"field: evaluated again on the backward pass, near t = {t:g}, it gives a different result than during the "
+        "solve, so this would be the gradient of a different function. Something that the field reads has changed "
+        "since then: a variable (a lambda reads a loop variable when it is called, not when it is made), an attribute, "
+        "an entry of a list, or a random generator of its own. Call backward() before the change, pass such values in "
+        "args= or bind them (lambda t, y, i=i: ...), draw random numbers from torch's default generator; or use "
+        "adjoint=sn.Direct(), which differentiates what was computed."
     )
 
 

@@ -75,7 +75,9 @@ class EventFunction:
         if answer is None:
             raise TypeError(f"{name}: returned None; expected the new state (is a `return` missing?)")
         if not same_nesting(unflatten(layout.node, iter(layout.names)), answer):
-            raise TypeError(f"{name}: expected the nesting of y0, found {type(answer).__name__} that nests otherwise")
+            raise TypeError(
+                f"{name}: expected the nesting of y0, found {type(answer).__name__} with a different nesting"
+            )
         for (path, leaf), shape in zip(flatten(answer, name, layout.node)[0], layout.shapes, strict=True):
             if not isinstance(leaf, Tensor):
                 raise TypeError(f"{path}: expected a tensor, found {type(leaf).__name__}")

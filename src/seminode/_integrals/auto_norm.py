@@ -66,7 +66,7 @@ def look_again(problem: Problem, t: float, y: Tensor) -> None:
 def ignoring_integrals(problem: Problem, run: Callable[[Problem], ForwardResult]) -> ForwardResult:
     """Run a problem with an error norm that leaves out integrals; if one of them is read after all, start again."""
     if transforms_active():
-        raise ValueError("norm: 'auto' looks at the values of the field, which torch.func does not allow")
+        raise ValueError("norm: 'auto' reads values of the field, which torch.func does not allow")
     assert problem.error is not None
     field, error = problem.field, problem.error
     agreed = problem.ranks.every if problem.ranks.several else bool

@@ -36,7 +36,7 @@ def separable(problem: Problem, solver: Symplectic, run: Callable[[Problem], For
         return run(problem)
     if transforms_active():
         raise ValueError(
-            f"solver: {solver.name!r} looks at values of the field to see whether it is separable, which torch.func "
+            f"solver: {solver.name!r} reads values of the field to check whether it is separable, which torch.func "
             f"does not allow; if it is, pass solver=sn.{type(solver).__name__}(separable=True)"
         )
     checks = refuse_inseparable(problem, solver)

@@ -124,7 +124,7 @@ class SciPySteps:
 
     def _fail(self, message: str) -> NoReturn:
         t = float(self._own.t)
-        raise StepFailure(f"at t = {t:g} SciPy's {self._solver.method} could not go on: {message}", t=t)
+        raise StepFailure(f"at t = {t:g} SciPy's {self._solver.method} could not continue: {message}", t=t)
 
 
 def refuse_gradient() -> NoReturn:
@@ -138,7 +138,7 @@ def refuse_gradient() -> NoReturn:
 def _kind(solver: SciPy, y0: Tensor) -> Any:
     """The class of SciPy's solver."""
     if transforms_active():
-        raise ValueError("solver: SciPy's solvers look at values, which torch.func does not allow; pass another one")
+        raise ValueError("solver: SciPy's solvers read values, which torch.func does not allow; pass another solver")
     if y0.is_complex() and solver.method == "LSODA":
         raise ValueError("solver: SciPy's LSODA takes no complex states; pass sn.SciPy('RK45') or sn.SciPy('BDF')")
     try:

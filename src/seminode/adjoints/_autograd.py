@@ -93,8 +93,8 @@ class FunctionAdjoint(Adjoint):
     def run(self, problem: Problem) -> ForwardResult:
         if transforms_active():
             raise ValueError(
-                f"adjoint: {self.name} cannot be used inside a torch.func transform, since it is an autograd function "
-                "of its own; pass adjoint=sn.Direct()"
+                f"adjoint: {self.name} cannot be used inside a torch.func transform, since it is a custom autograd "
+                "function; pass adjoint=sn.Direct()"
             )
         reach = reachable(problem.field.reach)
         return self.bind(ForwardPass(problem, Determinism(problem.y0.device, reach)))

@@ -43,7 +43,9 @@ def run_with_events(problem: Problem, adjoint: Adjoint) -> ForwardResult:
     if not isinstance(adjoint, FunctionAdjoint):
         raise ValueError(f"event: adjoint {type(adjoint).__name__} does not support events; pass adjoint=sn.Replay()")
     if transforms_active() or has_tangent(problem.y0):
-        raise ValueError("event: event functions are looked at, which torch.func and forward-mode derivatives forbid")
+        raise ValueError(
+            "event: finding an event reads values of its function, which torch.func and forward mode do not allow"
+        )
     return EventSolve(problem, adjoint).run()
 
 

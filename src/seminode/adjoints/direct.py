@@ -124,7 +124,7 @@ class Direct(DiscreteAdjoint):
             if problem.error is None or not transforms_active() or "vmap" not in str(error):
                 raise
             raise ValueError(
-                "controller: adaptive steps look at the error, which torch.func.vmap does not allow; "
+                "controller: adaptive steps depend on the value of the error, which torch.func.vmap does not allow; "
                 "pass controller=sn.FixedStep(...)"
             ) from error
         if not transforms_active():

@@ -129,8 +129,8 @@ class ImplicitRungeKutta(Solver):
         tableau, memory = self.tableau, memory or Memory()
         if transforms_active():
             raise ValueError(
-                f"solver: {self.name!r} looks at values and cannot be used inside a torch.func transform; use an "
-                "explicit solver with sn.FixedStep"
+                f"solver: {self.name!r} makes decisions based on values and cannot be used inside a torch.func "
+                "transform; use an explicit solver with sn.FixedStep"
             )
         without_tangent(y0)
         k1 = memory.slope

@@ -118,7 +118,7 @@ class ContinuousAdjoint(FunctionAdjoint):
             refuse_implicit_ranks(solver)
         if problem.ranks.several and self.integrals_in_state:
             raise ValueError(
-                f"norm: {self!r} looks at the gradients of parameters in every step, but with norms.distributed() each "
+                f"norm: {self!r} reads the gradients of parameters in every step, but with norms.distributed() each "
                 "rank has only its own part of them; pass norm='seminorm', which does not read them"
             )
         self.tolerances(problem)

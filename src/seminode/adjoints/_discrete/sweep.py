@@ -67,8 +67,8 @@ class DiscreteAdjoint(FunctionAdjoint):
             refuse_gradient()
         if problem.ts.requires_grad and isinstance(problem.controller, Grid):
             raise ValueError(
-                f"adjoint: {self.name} holds the times of a grid fixed, so the gradient with respect to ts would be "
-                "another one; pass adjoint=sn.Direct(), or ts.detach()"
+                f"adjoint: {self.name} treats the times of a grid as constants, so the gradient with respect to ts "
+                "would be wrong; pass adjoint=sn.Direct(), or ts.detach()"
             )
 
     @abstractmethod
