@@ -1,4 +1,4 @@
-"""Identities that the numbers of a tableau have to fulfil."""
+"""Order conditions and other identities that the coefficients of a tableau must fulfil."""
 
 from collections.abc import Iterator, Sequence
 from math import fsum

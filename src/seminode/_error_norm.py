@@ -1,4 +1,4 @@
-"""The error of a step relative to what the tolerances allow."""
+"""The error of a step relative to the tolerances."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ErrorNorm:
         return self.layout.names[sizes.index(max(sizes))]
 
     def over(self, layout: Layout) -> ErrorNorm:
-        """The same for a state with other sizes, inside of programs."""
+        """The same for a state with other sizes, inside programs."""
         found = copy.copy(self)
         found.layout = layout
         return found
@@ -123,7 +123,7 @@ class ErrorNorm:
         raise ValueError(f"norm: expected a function that returns a 0-d tensor, found {returned}")
 
     def of_program(self, found: Tensor) -> float:
-        """The size of an error, from what a program has returned."""
+        """The norm of an error, from the result of a program."""
         return self.read(found) if self.in_programs else self.measured(found)
 
     def read(self, size: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Tensors of a few numbers that the host knows: times, weights."""
+"""Tensors made from a few numbers that are known on the host: times, weights."""
 
 from __future__ import annotations
 

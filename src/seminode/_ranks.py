@@ -140,7 +140,7 @@ _checks: dict[Any, RankCheck] = {}
 
 
 def rank_check() -> RankCheck | None:
-    """What compares the ranks, where the environment asks for it and there is a process group."""
+    """The check that compares the ranks, if the environment asks for it and there is a process group."""
     setting = os.environ.get(CHECK, "")
     if setting in ("", "0"):
         return None

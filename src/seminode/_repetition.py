@@ -1,4 +1,4 @@
-"""How a solve is made again, for `Solution.verify`."""
+"""Repeats a solve, for `Solution.verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of torch that it leaves without types, with their types."""
+"""Functions for which torch has no type annotations, with annotations."""
 
 from __future__ import annotations
 

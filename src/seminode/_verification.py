@@ -57,7 +57,7 @@ class Verification:
 
 
 class Repeated(NamedTuple):
-    """A solve that was made again."""
+    """A repeated solve."""
 
     ys: Any
     nfe: int
@@ -66,7 +66,7 @@ class Repeated(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """How a solve can be made again, `solve(finer, grad)`, and its tolerances."""
+    """How a solve can be repeated, `solve(finer, grad)`, and its tolerances."""
 
     solve: Callable[[bool, bool], Repeated]
     rtol: float | Tensor | None  # tensors are not read before they are needed: the host would wait for the device

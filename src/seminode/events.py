@@ -25,11 +25,11 @@ class Event:
     Arguments:
         fn: `fn(t, y, *args)`, the function g: a 0-d real tensor. `args` are those of `solve`. With `batched=True`, t
             has shape (B,), y its batch axis first, and the result one number per sample, shape (B,).
-        direction: 1 for crossings from below to above zero only, −1 for those from above to below, 0 for both. They
-            are meant in the order of the solve, also for decreasing times.
+        direction: 1 for crossings from below to above zero only, −1 for those from above to below, 0 for both,
+            in the direction of the solve, also for decreasing times.
         terminal: whether the event ends the solve. By default it does, unless there is a `reset`.
         reset: `reset(t, y, *args)`, the state to continue from, in the structure, shapes and dtype of y.
-        max_count: the solve ends when the event occurs for this time. The reset is not applied at that last occurrence.
+        max_count: the number of the occurrence that ends the solve. The reset is not applied at it.
 
     A zero of `fn` at the start of the solve is not an event. See [Events and hybrid systems](events.md).
 

@@ -1,4 +1,4 @@
-"""What solvers and adjoints of your own are made of; the guide for contributors shows how."""
+"""Classes and functions for your own solvers and adjoints; the guide for contributors has examples."""
 
 from __future__ import annotations
 

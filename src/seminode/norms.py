@@ -155,7 +155,7 @@ class Without:
 class Reading:
     """A norm of an `AdjointState` that says which plain integrals it reads.
 
-    What it does not read need not be part of the solver's state: it is summed beside it, which is cheaper.
+    What it does not read need not be part of the solver's state: it is summed separately, which is cheaper.
 
     Arguments:
         norm: the function of an `AdjointState`.

@@ -162,7 +162,7 @@ def solve(
             with a field takes seconds to compile it, later ones reuse the programs. `"background"` does not wait:
             solves run eagerly until another process has compiled the programs.
         batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
-            [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
+            [Batches](batches.md). `ts` may be (B, T), with times forevery sample. The field must treat samples
             independently, and its t has shape (B,).
         observers: objects that are told about every step; see `seminode.extending.Observer`.
 
@@ -222,7 +222,7 @@ def _check_times(ts: Any, like: Tensor, batched: bool) -> tuple[Tensor, tuple[fl
 
 
 def _runner(problem: Problem, adjoint: Adjoint, norm: Any) -> Callable[[Problem], ForwardResult]:
-    """What runs a problem."""
+    """The function that runs a problem."""
     run = adjoint.run
     if problem.events:
         run = functools.partial(run_with_events if problem.lanes is None else run_lanes_with_events, adjoint=adjoint)
@@ -251,7 +251,7 @@ def _solved(
 
 
 def _run(problem: Problem, adjoint: Adjoint, norm: Any) -> ForwardResult:
-    """Run a problem; what other processes do at the same time is looked after here."""
+    """Run a problem; refuse sharded modules that it cannot use, and compare ranks if that is enabled."""
     check = rank_check()
     through_autograd = isinstance(adjoint, Direct) and not problem.compile
     differentiated = torch.is_grad_enabled() and not through_autograd

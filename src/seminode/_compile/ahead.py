@@ -1,4 +1,4 @@
-"""Steps whose plans are known, several at a time: programs are called by C++, and the loop finds the steps taken."""
+"""Takes several steps at a time along known plans: C++ calls the programs, and the loop gets the finished steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGEST = 1 << 14
 
 
 class Links(NamedTuple):
-    """What takes several steps: a chain of steps and, if first slopes are evaluated apart, a chain that does that."""
+    """The chains that take several steps: one of steps and, if first slopes are evaluated separately, one of these."""
 
     step: Chain
     slope: Chain | None
@@ -36,7 +36,7 @@ class Links(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A step that was taken: its first slope, if that was evaluated for it, and what the program has returned."""
+    """A step that was taken: its first slope, if it was evaluated for this step, and the results of the program."""
 
     plan: Plan | tuple[float, float, float]  # or t0, t1 and dt
     slope: Tensor | None
@@ -45,12 +45,12 @@ class Taken(NamedTuple):
     slopes: Sequence[Tensor]
 
     def is_that_of(self, plan: Plan) -> bool:
-        # Times beside a jump are others than these three numbers say.
+        # Next to a jump, the times differ from those that these three numbers give.
         return self.plan is plan or (self.plan == plan[:3] and plan.lowest == -math.inf and plan.highest == math.inf)
 
 
 class AheadStepper:
-    """Takes steps whose plans are known or foretold, several at a time, and hands them out one by one.
+    """Takes steps whose plans are known or predicted, several at a time, and hands them out one by one.
 
     A step counts when it is handed out. If another one is asked for than the one that is next, those that were taken
     are dropped; so a wrong forecast costs time, but changes no number. The first step of all is taken alone: it shows
@@ -78,7 +78,7 @@ class AheadStepper:
         return step
 
     def _links_after(self, step: Step) -> Links | None:
-        """What takes the steps after this one, if they can be taken so."""
+        """The chains for the steps after this one, if these can be taken in a chain."""
         plain, solver, k1 = self._plain, self._plain.solver, step.slopes[0]
         ends = solver.error_needs_end_slope
         program = plain.program(step.y0, k1)
@@ -96,7 +96,7 @@ class AheadStepper:
 
     def _take(self, plan: Plan, y0: Tensor, memory: Tensor | None) -> None:
         plans = self._plans
-        if self._taken and isinstance(plans, Schedule):  # what was foretold was wrong, and may be so again
+        if self._taken and isinstance(plans, Schedule):  # the prediction was wrong, and the next one may be too
             self._links = None
         self._taken.clear()
         links = self._links
@@ -153,7 +153,7 @@ class AheadStepper:
 
 
 def until_break(plans: Sequence[Plan]) -> Sequence[Plan]:
-    """The plans up to the first one after which the slope at its end is not the first one of the next step."""
+    """The plans up to the first one whose end slope is not the first slope of the next step."""
     for i, plan in enumerate(plans):
         if plan.breaks:
             return plans[: i + 1]

@@ -2,7 +2,7 @@
 
 The copy takes the first steps of a solve compiled and differentiates them, which stores all programs on disk. The next
 solve of the same kind finds them there. The compiler does not run in a thread: it would hold Python's lock for most of
-the time, and it is not safe beside a running program, since it replaces methods of modules while it traces.
+the time, and it is not safe while a program runs, since it replaces methods of modules while it traces.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Kind:
         self._ready: bool | None = None  # None: not known yet
 
     def ready(self, problem: Problem, work: Callable[[], str | None]) -> bool:
-        """Whether the programs are there; if they are not, see to it that they will be. Does not wait."""
+        """Whether the programs are compiled; if not, have them compiled. Does not wait."""
         if self._ready is None and self._process is None:
             self._start(problem, work)
         elif self._process is not None:
@@ -89,13 +89,13 @@ _processes: list[BackgroundProcess] = []
 
 
 def _busy() -> bool:
-    """Whether something is being compiled: one process at a time, so that the others have processors left."""
+    """Whether a copy is compiling: only one does at a time, so that processors are left for the solves."""
     _processes[:] = [each for each in _processes if each.poll() is None]
     return bool(_processes)
 
 
 def _room() -> bool:
-    """Whether the front end keeps the graphs of one more kind. Otherwise solves would be traced again and again."""
+    """Whether the front end can keep the graphs of one more kind. If not, it would trace solves again and again."""
     return sum(kind.takes_room for kind in _kinds.values()) < FRONT_ENDS
 
 
@@ -154,7 +154,7 @@ def _kind_of(thing: Any) -> Hashable:
 
 
 def _option(thing: Any) -> Hashable:
-    """The same for a solver, a norm or an adjoint, which are values."""
+    """The same for a solver, a norm or an adjoint, which are compared by value."""
     if isinstance(thing, FunctionType | MethodType | functools.partial):
         return _kind_of(thing)
     try:

@@ -68,10 +68,10 @@ class Chain:
         rest: Sequence[Tensor],
         foretold: Foretold = Foretold((), ()),
     ) -> tuple[list[list[Tensor]], list[float]]:
-        """A step per clock: the outputs of each, and for those that are foretold, t0, t1, dt and the error ratio.
+        """A step per clock: the outputs of each, and for predicted steps, t0, t1, dt and the error ratio.
 
         `start` are y and k1; each later step starts from output 0 of the one before, and from output `end`. Without an
-        end, its first slope is evaluated by `slope` instead, and comes before its outputs. What is foretold writes to
+        end, its first slope is evaluated by `slope` instead, and comes before its outputs. Predicted steps write to
         the clocks and times, and may end before them.
         """
         groups = [handles_of([*group]) for group in (clocks, times, start, shared, rest)]

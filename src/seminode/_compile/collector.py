@@ -1,4 +1,4 @@
-"""Compiling without Python's garbage collector, which would take much of the time and find little."""
+"""Pauses Python's garbage collector while programs are compiled: it would take much time and free little."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No collections in here, of any thread. A collector that is off already stays off.
+    """Pause the garbage collector of all threads. A collector that is already off stays off.
 
     Tracing and compiling make millions of objects that live for seconds, each of which it would look at several times.
     """

@@ -1,4 +1,4 @@
-"""Modes that see every operation of the dispatcher, in several threads."""
+"""Dispatch modes of torch, which see every operation, for use in several threads."""
 
 from __future__ import annotations
 

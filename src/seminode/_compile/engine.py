@@ -48,7 +48,7 @@ class Programs:
         self.large = large(captured)
 
     def build(self, *programs: tuple[Any, ...]) -> None:
-        """Have the programs that the first solve of a field will need built side by side.
+        """Have the programs that the first solve of a field will need built in parallel.
 
         One that cannot be made is reported when it is asked for.
         """
@@ -61,7 +61,7 @@ class Programs:
                     program(capture, *args)
 
     def find(self, program: Callable[..., P], *args: Any) -> P | None:
-        """A program, or `None` if the solve has to go on eagerly."""
+        """A program, or `None` if the solve has to continue eagerly."""
         if self._capture is None:
             return None
         if program not in self._ready:
@@ -89,7 +89,7 @@ class CompiledEvaluator:
 
 
 class CompiledStepper:
-    """Takes a whole step, its error norm included, by one program."""
+    """Takes a whole step, including its error norm, with one program."""
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ class SavingStepper:
 
 
 def _eager(problem: Problem, determinism: Determinism, log: EvaluationLog) -> tuple[EagerEvaluator, EagerStepper]:
-    """What steps fall back to."""
+    """The eager stepper that compiled steps fall back to."""
     evaluate = EagerEvaluator(problem.field, problem.y0, determinism, log)
     return evaluate, EagerStepper(problem.solver, evaluate, problem.error is not None)
 
@@ -357,7 +357,7 @@ def compiled_engine(
     if captured.graph.unused:
         # Two tensors: a tracer tells its inputs apart by their identity.
         y0, k1 = problem.y0.detach(), torch.empty_like(problem.y0, requires_grad=False)
-        # The one that takes longest first, so that there is as much as possible to be done beside it.
+        # The one that takes longest comes first, so that as much as possible is done in parallel with it.
         programs.build(*later, (step_program, solver, problem.error, y0, k1), *_first_slopes(problem, None))
     step = CompiledStepper(solver, problem.error, allowed, programs, evaluate, eager_step, log)
     if captured.lanes is not None:

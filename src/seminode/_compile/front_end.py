@@ -59,7 +59,7 @@ def _structure(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Hashabl
 
 
 def _backend(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """What the front end hands its graphs to."""
+    """The backend to which the front end passes its graphs."""
     signature = signature_of(module)
     # A field that counts its evaluations is another one to the front end in every solve; its graph is the same.
     key = _structure(module, examples if signature is None else input_examples(module))

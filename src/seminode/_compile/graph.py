@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):  # in a copy of the process there is no othe
 
 
 def compiling() -> AbstractContextManager[Any]:
-    """Around tracing and compiling: one thread at a time."""
+    """A context for tracing and compiling: only one thread at a time enters it."""
     return _compiling[0]
 
 
@@ -47,7 +47,7 @@ class NotCompiled(Exception):
 
 
 class Unavailable(NamedTuple):
-    """In place of a program that could not be made: the reason. It would take as long to fail again."""
+    """The reason why a program could not be made. It is kept, because failing again would take as long."""
 
     reason: str
 
@@ -118,7 +118,7 @@ class FieldGraph:
 
     @property
     def unused(self) -> bool:
-        """Whether no program was made of it yet."""
+        """Whether no program has been made from it yet."""
         return not self._programs
 
     @cached_property
@@ -144,7 +144,7 @@ class FieldGraph:
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
-        """Programs that are asked for in here will be needed soon: they are built side by side, without waiting."""
+        """A context: programs requested in it will be needed soon, and are built in parallel, without waiting."""
         with compiling():
             before, self._ahead = self._ahead, True
             try:
@@ -171,7 +171,7 @@ class FieldGraph:
 
 
 def _own_rules(module: Any) -> str | None:
-    """What makes the gradient of a field another one than that of its operations, as a reason not to compile it."""
+    """Why the gradient of a field differs from that of its operations, as a reason not to compile it."""
     for each in module.modules() if isinstance(module, torch.nn.Module) else ():
         for node in getattr(each, "graph", torch.fx.Graph()).nodes:
             name = getattr(node.target, "__name__", str(node.target))
@@ -259,5 +259,5 @@ class Capture(NamedTuple):
 
 
 def described(error: Exception) -> str:
-    """The first line of an error; the compiler's go on for pages."""
+    """The first line of an error; those of the compiler are pages long."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

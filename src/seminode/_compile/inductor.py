@@ -67,7 +67,7 @@ def back_end(module: torch.fx.GraphModule, examples: list[Any]) -> Program:
 
 
 def _bare(made: Any) -> Program:
-    """Without what is around a program: profilers, and what the first call on a GPU still has to tune."""
+    """The program without its wrappers: profilers, and what the first call on a GPU still has to tune."""
     inner = getattr(made, "current_callable", None)
     if inner is None:
         return made

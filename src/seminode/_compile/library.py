@@ -1,4 +1,4 @@
-"""Compiled libraries that are built beside each other: while the C++ compiler works, the next program is traced."""
+"""Builds compiled libraries in parallel: while the C++ compiler works, the next program is traced."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quick_wrapper(code: str) -> str:
 
 
 def _with_short_header(code: str) -> str:
-    """The source with the text of a header in place of the header, without what it includes and nobody needs."""
+    """The source with the text of a header in place of the header, without includes that are not needed."""
     if any(word in code for word in _UNUSED.values()):
         return code
     text = _common_header()
@@ -89,7 +89,7 @@ class Library:
             self._error = error
 
     def wait(self) -> None:
-        """Until it can be called. Raises what went wrong."""
+        """Wait until it can be called. Raises the error if the build failed."""
         self._thread.join()
         if self._function is None and self._error is None:
             self._run()  # in a copy of the process, which has no such thread
@@ -152,7 +152,7 @@ class Building:
 
 
 class Unfinished:
-    """The programs that are being built. Whoever makes a program takes those that belong to it."""
+    """The programs that are being built. Code that makes a program takes those that belong to it."""
 
     def __init__(self) -> None:
         self._programs: list[Building] = []

@@ -1,4 +1,4 @@
-"""A copy of this process that does some work beside it and reports how that ended."""
+"""A copy of this process that does some work in parallel and reports how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-#: Seconds after which a copy is ended. One that was made while another thread held a lock may wait for it for ever.
+#: Seconds after which a copy is ended. One that was made while another thread held a lock may wait for it forever.
 LIMIT = 900.0
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices that compiled programs compute themselves, where the library that torch calls is slow."""
+"""Matrix products that compiled programs compute themselves, if the library that torch calls is slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CALL = "aoti_torch_cpu_mm_out("
 
 @functools.cache
 def library_is_slow() -> bool:
-    """Whether products go to MKL on a processor with AVX-512 that was not made by Intel: up to three times as slow."""
+    """Whether products go to MKL on a processor with AVX-512 not made by Intel: up to three times as slow."""
     if not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:

@@ -1,4 +1,4 @@
-"""The same functions in faster formulas: what is changed about a graph before it is compiled.
+"""Rewrites of a graph before it is compiled: the same functions in faster formulas.
 
 The back end (Inductor) makes loops of what it is given. On a CPU some operations make slow ones:
 
@@ -12,7 +12,7 @@ The back end (Inductor) makes loops of what it is given. On a CPU some operation
 - A product whose entries are sums over few numbers, as in the first layer of a network on a small state, takes less
   time than the call of a library. As a sum it is part of the loop that reads it.
 - MKL, which torch calls for products of matrices, has slow code for processors of other makers. There programs have
-  products of their own (`product.cpp`), which also make less of narrow and transposed matrices.
+  products of their own (`product.cpp`), which are also less slow for narrow and transposed matrices.
 - A result with several readers is computed again in the loop of each of them, unless it is held in memory.
 - A convolution with few channels on one side takes as long as one with 16, and second derivatives of a convolution
   contain gradients of the weights in the form of convolutions by whole images, which are slow.

@@ -1,4 +1,4 @@
-"""Where `torch.compile` must not compile for a while. Torch has one switch for the whole process: threads share it."""
+"""Disables `torch.compile` for a while. Torch has one switch for the whole process, which threads share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .torch_private import compiler_loaded
 
 
 class _Switch:
-    """Set to eager while some thread asks for that and none traces a field."""
+    """Set to eager while some thread requests that and no thread traces a field."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held for a few instructions only
@@ -39,7 +39,7 @@ class _Switch:
 
 
 class _Here(threading.local):
-    """How often this thread has asked for it, one inside the other."""
+    """How many nested requests this thread has made."""
 
     eager = 0
     tracing = 0

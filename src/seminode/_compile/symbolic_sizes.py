@@ -1,4 +1,4 @@
-"""Sizes of tensors that are symbols instead of numbers: what holds of them for a number in their place."""
+"""Sizes of tensors that are symbols: which assumptions about them hold for a given number."""
 
 from __future__ import annotations
 

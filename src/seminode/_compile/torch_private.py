@@ -1,4 +1,4 @@
-"""The one door to private names of torch. Nothing else in this package touches them.
+"""The only module that uses private names of torch.
 
 Every name is looked up when it is first needed, so that importing the package needs none of them. README.md in this
 folder says what each is for and what happens without it.
@@ -227,7 +227,7 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
 def _quick() -> Iterator[None]:
     """Inductor without what it does again and again, or what is known.
 
-    Its table of dtype rules is one object, but is filled again for every operation of a kernel. If all vector
+    Its table of dtype rules is one object, but is filled again forevery operation of a kernel. If all vector
     instructions are known to the C++ compiler, only those are tried out that need more than that.
     """
     rules = _or_none("torch._inductor.utils", "op_dtype_propagation_rules")
@@ -392,7 +392,7 @@ def recompile_limit(limit: int) -> dict[str, Any]:
 def forget_code(code: CodeType) -> None:
     """Free what the compiler's front end keeps for a function's code.
 
-    It keeps that for ever, the code itself included: its table of original codes holds them by the compiled ones, and
+    It keeps that forever, the code itself included: its table of original codes holds them by the compiled ones, and
     those are kept with the original ones.
     """
     reset = _or_none("torch._C._dynamo.eval_frame", "reset_code")

@@ -18,7 +18,7 @@ class Unaccounted(RuntimeError):
 
 
 class Evaluation(NamedTuple):
-    """What a field was given, and its answer."""
+    """The arguments of a field, and its result."""
 
     t: Tensor
     y: Tensor
@@ -72,7 +72,7 @@ class Accounting:
 
 
 def _node(x: Tensor) -> Any:
-    """Where graphs that use x lead to; `None` if it has no gradient, or only one of torch.func."""
+    """The node to which graphs that use x lead; `None` if x has no gradient, or only one of torch.func."""
     if x.grad_fn is not None or not x.requires_grad:
         return x.grad_fn
     with torch.enable_grad():

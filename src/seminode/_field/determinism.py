@@ -167,7 +167,7 @@ class Determinism:
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[Trial]:
-        """Around an evaluation that does not count: what it draws and what it does to buffers is undone."""
+        """A context for an evaluation that does not count: its random draws and changes of buffers are undone."""
         trial, random = Trial(), RandomNumbers(self._where)
         present = [buffer.snapshot() for buffer in self._buffers]
         try:
@@ -180,14 +180,14 @@ class Determinism:
             trial.stateful = random.drawn or changed
 
     def solving(self) -> AbstractContextManager[Any]:
-        """Around a solver's own arithmetic, which autocast must not touch."""
+        """A context for the solver's own arithmetic, to which autocast must not apply."""
         if torch.is_autocast_enabled(self._device):
             return torch.autocast(self._device, enabled=False)
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward pass, whose evaluations leave no trace behind."""
+        """A context for a backward pass, whose evaluations must have no lasting effect."""
         self._check_unchanged()
         present = [buffer.snapshot() for buffer in self._changed]
         with releasing():
@@ -206,7 +206,7 @@ class Determinism:
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """With the tensors and training flags of the solve in their places."""
+        """A context in which modules have the tensors and training flags of the solve."""
         changes = self._put_back()
         if self._caches:
             self._restore.append(self._put_back)
@@ -280,7 +280,7 @@ class SameAnswers:
             self._refuse(t)
 
     def finish(self, t: float) -> None:
-        """At the end of a backward pass: look at what was left to the device."""
+        """At the end of a backward pass: read the comparisons that were left to the device."""
         if self._excess is not None and self._excess > 0.0:
             self._refuse(t)
 
@@ -312,7 +312,7 @@ def field_has_changed(t: float) -> NoReturn:
 
 
 def present_autocast(device: torch.device) -> Callable[[], AbstractContextManager[Any]] | None:
-    """What opens the autocast context that is active now; `None` if none is."""
+    """A function that opens the autocast context that is active now; `None` if none is."""
     if not torch.is_autocast_enabled(device.type):
         return None
     dtype, cache = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()

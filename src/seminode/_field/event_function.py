@@ -52,7 +52,7 @@ class EventFunction:
         return value
 
     def reset(self, t: Tensor, y: Tensor) -> Tensor:
-        """The state to go on with."""
+        """The state to continue from."""
         assert self._reset is not None
         answer = self._called(self._reset, "reset", t, y)
         layout, dtype = self._field.layout, self._field.dtype

@@ -1,4 +1,4 @@
-"""Places where a field may keep values between its evaluations, and what was there at one moment.
+"""Places where a field may keep values between its evaluations, and their contents at a given moment.
 
 `torch.func.functional_call` lends a module other parameters; a program may rebind an attribute or a variable, or switch
 to evaluation mode, between a solve and its backward pass; and a field may cache a tensor that it has computed.
@@ -143,7 +143,7 @@ class Change(NamedTuple):
 
 
 class Contents:
-    """What was in some dicts and other places at one moment."""
+    """The contents of some dicts and other places at a given moment."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]], places: Sequence[Place]):
         self._dicts = [(entries, entries.copy()) for entries in dicts]
@@ -167,7 +167,7 @@ class Contents:
         return [(DictPlace(entries), then) for entries, then in self._dicts]
 
     def changes(self) -> list[Change]:
-        """What is different now, in places where a tensor or a training flag has changed."""
+        """The changes since then, in places where a tensor or a training flag has changed."""
         if self.unchanged:
             return []
         found: list[Change] = []

@@ -25,7 +25,7 @@ def check_ranks(norm: Any, solver: Solver) -> Alone:
 
 
 def check_same_problem(problem: Problem, adjoint: Any, norm: Any) -> None:
-    """Refuse a solve that other ranks make otherwise: their reductions would be paired wrongly, or never.
+    """Refuse a solve whose arguments differ between ranks: reductions would be paired wrongly, or not at all.
 
     Tolerances may differ, since an entry of the state may have its own, and so may the numbers of samples.
     """

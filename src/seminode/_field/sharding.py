@@ -1,4 +1,4 @@
-"""Fields whose parameters are sharded over processes: each call gathers them, and lets go of them again."""
+"""Fields whose parameters are sharded over processes: each call gathers them, and frees them again."""
 
 from __future__ import annotations
 

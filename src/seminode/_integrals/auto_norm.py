@@ -31,7 +31,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Mask]] = WeakKeyDictionary()
 
 
 class LeafRead(Exception):
-    """A leaf that was taken for an integral is read after all."""
+    """The field reads a leaf that was taken for an integral."""
 
     def __init__(self, mask: Mask):
         super().__init__()

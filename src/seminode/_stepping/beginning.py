@@ -1,4 +1,4 @@
-"""How a solve begins: the field at the start, whether all is finite there, and how long the first step is."""
+"""The start of a solve: the field there, a check that it is finite, and the length of the first step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = ((0, 1.0),)
 def begin_at_once(
     engine: Engine, schedule: Any, y: Tensor, layout: Layout, t: float, check: bool = True
 ) -> Tensor | None:
-    """Begin by one program, where the engine has one: make the checks, set the first step, and return the slope."""
+    """Begin with one program, if the engine has one: make the checks, set the first step, and return the slope."""
     if engine.start is None or not isinstance(schedule, Schedule) or not schedule.unset:
         return None
     begun = engine.start(schedule.plan(1.0), schedule.plan(2.0 * schedule.span), schedule.probe_length(0.0), y)

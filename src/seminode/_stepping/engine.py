@@ -78,9 +78,9 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """What the loop steps with. `layout` names the leaves of the state in error messages.
+    """Takes the steps of the loop. `layout` names the leaves of the state in error messages.
 
-    `along` makes a stepper that may take several steps at once, since their plans are known or can be foretold.
+    `along` makes a stepper that may take several steps at once, since their plans are known or can be predicted.
     """
 
     solver: Solver

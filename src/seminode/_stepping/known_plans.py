@@ -1,4 +1,4 @@
-"""Plans that are known before their steps are taken, of which the next ones can be looked at."""
+"""Plans that are known before their steps are taken, so that the next ones can be read in advance."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .schedule import Plan, Schedule
 
 
 class KnownPlans(Protocol):
-    """Plans that can be looked at before they are handed out."""
+    """Plans that can be read before they are handed out."""
 
     def ahead(self, count: int) -> list[Plan]:
-        """The plans that follow, which are still to be handed out."""
+        """The plans that have not been handed out yet."""
         ...
 
 
@@ -40,7 +40,7 @@ class RecordedSchedule:
 
 
 class ForeseenSchedule:
-    """Follows a schedule whose controller looks at no errors, so that its steps are known before they are taken."""
+    """Follows a schedule whose controller ignores errors, so that its steps are known before they are taken."""
 
     def __init__(self, schedule: Schedule):
         self._schedule = schedule

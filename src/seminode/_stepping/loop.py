@@ -22,7 +22,7 @@ from .stiffness import stiffness
 
 
 class Plans(Protocol):
-    """Where the loop gets its plans from."""
+    """The source of the loop's plans."""
 
     @property
     def smallest(self) -> float: ...
@@ -31,7 +31,7 @@ class Plans(Protocol):
 
 
 class Search(Protocol):
-    """What looks for events in the steps of the loop."""
+    """Searches the steps of the loop for events."""
 
     @property
     def landing(self) -> object | None: ...
@@ -90,7 +90,7 @@ def integrate(
 
 
 def place_of(leaf: str | None) -> str:
-    """Where something is not finite: in a leaf of this rank, or on another one."""
+    """Where a value is not finite: in a leaf on this rank, or on another rank."""
     return "on another rank" if leaf is None else f"leaf {leaf}"
 
 

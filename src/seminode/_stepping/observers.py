@@ -1,4 +1,4 @@
-"""Observers: the loop tells each of them about every accepted and rejected step. None of them changes its course."""
+"""Observers: the loop tells each of them about every accepted and rejected step. They do not influence the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .outputs import Outputs
     from .step import Step
 
-#: What determines the rest of a solve: the state, and what the solver carries beside it.
+#: What determines the rest of a solve: the state, and what the solver carries in addition.
 State = tuple[Tensor, ...]
 
 
@@ -30,10 +30,10 @@ class Observer:
         """A step was taken."""
 
     def rejected(self, step: Step, ratio: float) -> None:
-        """A step was tried and thrown away."""
+        """A step was attempted and rejected."""
 
     def close(self) -> None:
-        """The loop has ended, well or by an error or an interrupt."""
+        """The loop has ended, successfully or with an error or an interrupt."""
 
 
 class Counter(Observer):

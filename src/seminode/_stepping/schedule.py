@@ -206,7 +206,7 @@ class Schedule:
 
     @property
     def carried(self) -> float | None:
-        """The step to go on with after a restart: a step that was cut short to land somewhere does not enlarge it."""
+        """The step to continue with after a restart; a step that was shortened to land somewhere does not increase it."""
         return self._carried
 
     @property
@@ -258,7 +258,7 @@ class Schedule:
         return self._verdict(plan, ratio).accept
 
     def land_on(self, t: float) -> float:
-        """Let steps land on an event, which comes before all other places. Returns where they will land."""
+        """Make steps land on an event, which comes before all other places. Returns where they will land."""
         if self._places[self._next].is_event:
             del self._places[self._next]
         place = self._places[self._next]
@@ -280,15 +280,15 @@ class Schedule:
 
     def _verdict(self, plan: Plan, ratio: float) -> Verdict:
         assert self._history is not None
-        # The proposal itself, not what the clock made of it: near its resolution the two may differ for ever.
+        # The proposal itself, not what the clock made of it: near its resolution the two may differ forever.
         taken = abs(plan.dt) if plan.landing else plan.proposal
         return self.controller.judge(taken, plan.proposal, ratio, self._order, self._history)
 
     def forecast(self) -> list[float] | None:
         """The numbers from which the coming plans follow, together with the error ratios of the steps.
 
-        Programs that take several steps before we have judged the first one foretell plans from them, in the order of
-        `Forecast` in `_compile/chain.cpp`. `None` where nothing can be foretold.
+        Programs that take several steps before the first one is judged predict plans from them, in the order of
+        `Forecast` in `_compile/chain.cpp`. `None` if nothing can be predicted.
         """
         controller, place = self.controller, self._places[self._next]
         if type(controller) is not Integral or controller.at_dt_min != "raise" or self._on_jump:

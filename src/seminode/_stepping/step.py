@@ -172,7 +172,7 @@ class Step:
 
     @property
     def before(self) -> tuple[Tensor, ...]:
-        """What determines this step and all later ones: the state, and what the solver carries beside it."""
+        """What determines this step and all later ones: the state, and what the solver carries in addition."""
         return (self.y0, *self._solver.carried(self._memory0))
 
     @property

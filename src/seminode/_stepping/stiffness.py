@@ -1,4 +1,4 @@
-"""Whether a problem looks stiff: asked only when a solve with an explicit method has failed."""
+"""Whether a problem looks stiff: computed only when a solve with an explicit method has failed."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class FunctionAdjoint(Adjoint):
     def tape(self, problem: Problem) -> Tape | None: ...
 
     def engine(self, forward: ForwardPass, inputs: Inputs, field: Field | None) -> Engine:
-        """What takes the steps of the forward pass; `field` stands in for the problem's own where it is watched."""
+        """The engine of the forward pass; `field` replaces the problem's own one while that is watched."""
         return forward.engine(field)
 
     @abstractmethod
@@ -206,7 +206,7 @@ class Inputs:
         of_times: Tensor | None,
         totals: Sequence[Tensor | None],
     ) -> Gradients:
-        """What autograd is handed, from the gradients for y0, for times, and for the args and parameters in need."""
+        """The gradients in the order that autograd expects, from those for y0, times, args and parameters."""
         needs, ts = request.needs, request.tensors[1]
         sums = iter(totals)
         found = [next(sums) if need else None for need in needs[2:]]

@@ -102,7 +102,7 @@ def _watched_evaluation(forward: ForwardPass, graph: bool) -> CaptureWatch:
 
 
 def _inputs_of(capture: Capture, forward: ForwardPass) -> Detected:
-    """The tensors to differentiate of a field that is a graph: all that it can use are inputs of the graph."""
+    """The tensors to differentiate for a field that is a graph: it can only use the inputs of the graph."""
     problem = forward.problem
     args = {id(x) for x in problem.field.arg_tensors}
     rest = [x for x in capture.rest if id(x) not in args]

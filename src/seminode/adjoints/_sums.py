@@ -42,7 +42,7 @@ class Sums:
                 self.values[i] = (grad.float() if grad.dtype in HALF else grad) * weight
 
     def adopt(self, fresh: Sequence[Tensor | None]) -> None:
-        """Add gradients that nobody else holds: the first ones become the sum itself."""
+        """Add gradients that no other code holds: the first ones become the sum itself."""
         several = len({id(x) for x in fresh if x is not None}) < sum(x is not None for x in fresh)
         if several or any(x is not None for x in self.values) or any(x is not None and x.dtype in HALF for x in fresh):
             self.add(fresh)

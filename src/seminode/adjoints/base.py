@@ -167,7 +167,7 @@ class ForwardPass:
     def engine(
         self, field: Field | None = None, shifts: Shifts | None = None, later: Sequence[tuple[Any, ...]] = ()
     ) -> Engine:
-        """What takes the steps: compiled where that was asked for and is possible. `later`: see `compiled_engine`."""
+        """The engine that takes the steps, compiled if requested and possible. `later`: see `compiled_engine`."""
         problem, norm = self.problem, self.problem.error if self.controlled else None
         if field is None and shifts is None and self.capture is not None:
             return compiled_engine(problem, self.determinism, self.log, self.capture, later)

@@ -21,7 +21,7 @@ def available() -> tuple[str, ...]:
 
 @contextmanager
 def installed(*libraries: str) -> Generator[None, None, None]:
-    """Inside, importing these libraries gives their drop-ins; by default all of them.
+    """A context in which importing these libraries gives their drop-ins; by default all of them.
 
     Modules that were imported before keep what they have.
 

@@ -62,7 +62,7 @@ def exponential(x: Tensor) -> Tensor:
     s is the smallest number for which the remainder of the polynomial is below rounding for all finite matrices. The
     polynomial is evaluated by the scheme of Paterson and Stockmeyer (1973): degree q² with 2(q − 1) products. It is
     exp X/2ˢ − I that is squared, by (I + E)² − I = 2E + E²: then a small matrix is not rounded s times to the accuracy
-    of I because there is a large one beside it.
+    of I because there is a large one next to it.
 
     Example:
         >>> import torch

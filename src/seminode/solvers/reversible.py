@@ -21,7 +21,7 @@ from .explicit import ExplicitName, ExplicitRungeKutta, check_base, runge_kutta_
 Increment = Callable[[Evaluate, Tensor], Tensor]
 #: Evaluates an increment at such a part and applies its VJP to a cotangent: the value, and the gradient for the part.
 IncrementVJP = Callable[[Increment, Tensor, Tensor], tuple[Tensor, Tensor]]
-#: The state and what the solver carries beside it, or their cotangents.
+#: The state and what the solver carries in addition, or their cotangents.
 State = tuple[Tensor, ...]
 
 

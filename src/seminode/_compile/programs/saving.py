@@ -165,7 +165,7 @@ class SavingPrograms:
             self._build_vjp(y, no_sums(capture.rest, wanted))
 
     def _build_vjp(self, y: Tensor, sums: Sequence[Tensor]) -> None:
-        """Have the VJP built beside the step, if the layouts in which the step keeps things are known."""
+        """Have the VJP built in parallel with the step, if the layouts in which the step keeps things are known."""
         strides = getattr(self._step, "strides", None)
         if strides is None or not self._solver.error_needs_end_slope:
             return

@@ -1,4 +1,4 @@
-"""The parameter integral ∫ a_zᵀ ∂f/∂θ dt, summed beside the solver's state over the steps of an adjoint solve."""
+"""The parameter integral ∫ a_zᵀ ∂f/∂θ dt, summed separately from the state over the steps of an adjoint solve."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ParameterIntegral(Observer):
         return ()
 
     def fold(self, folded: Folded) -> None:
-        """What a compiled step has made of its gradients."""
+        """The sums that a compiled step has made of its gradients."""
 
 
 def sample_stride(x: Tensor) -> int:

@@ -64,7 +64,7 @@ class Method(NamedTuple):
 
 
 class IntegralContext(NamedTuple):
-    """What a parameter integral is computed with."""
+    """The objects from which a parameter integral is computed."""
 
     system: AdjointSystem
     solver: Solver
@@ -131,7 +131,7 @@ class BackwardSolve:
 
     @cached_property
     def drift(self) -> ErrorNorm:
-        """What z and a_z are measured by at output times."""
+        """The norm in which z and a_z are compared at output times."""
         method, problem = self.method, self.problem
         # Fixed steps have no tolerance to measure with: a hundredth is too much then.
         allowed = (_number(method.rtol), _number(method.atol)) if method.controller.adaptive else (1e-4, 1e-4)

@@ -3,7 +3,7 @@
     z′ = f(t, z),    a_z′ = −a_zᵀ ∂f/∂z,    a_θ′ = −a_zᵀ ∂f/∂θ,    a_t′ = −a_zᵀ ∂f/∂t
 
 The right-hand sides read z and a_z only. a_θ and a_t are plain integrals: they may be part of the solver's state, as
-in the published method, or be summed beside it.
+in the published method, or be summed separately.
 """
 
 from __future__ import annotations

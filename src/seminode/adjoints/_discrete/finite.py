@@ -29,7 +29,7 @@ class FiniteGradients:
         self.sums_unseen = False  # whether there are sums that nobody has looked at
 
     def check(self, grad_y: Tensor, plan: Plan) -> None:
-        """Look at the gradient for a state."""
+        """Check the gradient for a state."""
         problem = self._problem
         if not problem.throw:
             return

@@ -122,7 +122,7 @@ class CompiledSteps(KeptSteps):
 
     def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
         programs, kept = self._programs, self._kept(j)
-        del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
+        del self._activations[self._starts[j] :]  # in place: a copy of the rest forevery step takes quadratic time
         # Of k1, y1 and, if the program takes them, k2, k3, …
         cotangents = [slopes[0], end, *(slopes[1:] if sweep.inside else ())]
         given = [sweep.zero if x is None else x for x in cotangents]

@@ -26,7 +26,7 @@ class States(ABC):
 
     @abstractmethod
     def before(self, j: int, sweep: Sweep) -> State:
-        """The state before step j, and what the solver carries beside it."""
+        """The state before step j, and what the solver carries in addition."""
 
     def after(self, j: int) -> State | None:
         """The same after step j, where it was kept."""

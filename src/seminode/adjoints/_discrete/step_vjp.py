@@ -81,7 +81,7 @@ def step_vjp(
 ) -> StepGradients:
     """Take a step again and backpropagate through it.
 
-    `check` may look at the step and at the leaves, beside the targets, that it depends on.
+    `check` may inspect the step, and the leaves that it depends on in addition to the targets.
     """
     with torch.enable_grad():
         before = tuple(x.detach().requires_grad_() for x in before)

@@ -228,7 +228,7 @@ class Sweep:
         return self.engine()
 
     def engine(self, shifts: StepShifts | None = None) -> Engine:
-        """What takes steps again eagerly."""
+        """The engine that repeats steps eagerly."""
         solver = self.problem.solver
         step = EagerStepper(solver, self.evaluate, shifts=shifts, orders=1)
         return Engine(solver, self.problem.field.layout, self.counter, self.evaluate, step, shifts)
@@ -308,7 +308,7 @@ class Sweep:
         return (end, *(torch.zeros_like(x) for x in solver.carried(solver.start(self.y0))))
 
     def go_on_eagerly(self, reason: object) -> None:
-        """A program could not be made."""
+        """Continue eagerly: a program could not be made."""
         warn_not_compiled(reason)
         self.sums.absorb(Sums.of(self.by_target(self.compiled)))
         self.capture = None
@@ -342,7 +342,7 @@ class Sweep:
         self.check_graphs(leaves)
 
     def check_graphs(self, leaves: Sequence[Tensor]) -> None:
-        """Refuse evaluations that depend on tensors which are not differentiated; `leaves` are, beside the targets."""
+        """Refuse evaluations that depend on tensors which are not differentiated; `leaves` are, as the targets are."""
         watched, self.evaluate.watched = self.evaluate.watched, None  # which would keep the graphs alive
         if self.problem.params is None:
             self._accounting.check(watched or (), leaves)

@@ -6,11 +6,11 @@ from ...errors import MaxStepsReached, NonFiniteState, SolveError, StepFailure, 
 
 
 class ArgumentError(ValueError, AssertionError):
-    """An argument that cannot be right, where torchdiffeq has an assertion."""
+    """An invalid argument, for which torchdiffeq has an assertion."""
 
 
 class FieldShapeError(ValueError, RuntimeError):
-    """A result of the field that does not fit y0, where torch raises an error inside torchdiffeq."""
+    """A result of the field that does not match y0; in torchdiffeq, torch raises an error."""
 
 
 class UnderflowInDt(StepSizeUnderflow, AssertionError):

@@ -20,7 +20,7 @@ from ._methods import steps as steps_of
 if TYPE_CHECKING:
     from ._call import Call
 
-#: How far a solve looks for its event. torchdiffeq goes on for ever.
+#: How far a solve looks for its event. torchdiffeq goes on forever.
 HORIZON = 1e6
 #: The largest number of fixed steps before the event, as in torchdiffeq.
 MAX_FIXED_STEPS = 20_000

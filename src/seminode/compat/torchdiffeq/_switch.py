@@ -1,4 +1,4 @@
-"""One switch for existing code: other gradients, or compiled steps, without an edit."""
+"""A switch that gives existing code other gradients, or compiled steps, without editing it."""
 
 from __future__ import annotations
 
