@@ -313,7 +313,7 @@ class Solution(Generic[Y]):
         return verification(self.ys, rerun, loss)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A field need not be picklable, nor worth to be copied.
+        # A field may not be picklable, and is not worth copying.
         return {**self.__dict__, "rerun": None}
 
     def __repr__(self) -> str:

@@ -147,7 +147,7 @@ def mm(a: Tensor, b: Tensor) -> Tensor | None:
         and not computed_here(a)
     ):
         return torch.mm(b.mT, a.mT).mT.contiguous()
-    # So with few columns, of which less can be made than of few rows.
+    # The same holds for products with few columns, which are slower than those with few rows.
     if a.device.type == "cpu" and b.shape[1] < NARROW < a.shape[0] and b.stride(1) == 1 and b.stride(0) > 1:
         return torch.mm(b.mT, a.mT).mT.contiguous()
     return None

@@ -127,7 +127,7 @@ def check_times(ts: Any, like: Tensor) -> tuple[Tensor, tuple[float, ...]]:
             raise ValueError(f"ts: expected monotone times; they are {way} overall, but ts[{i + 1}] = {b} after {a}")
     if len(times) > 1 and times[0] == times[-1] and ts.requires_grad:
         raise ValueError("ts: all times are the same, so no step is taken and ts has no gradient; pass ts.detach()")
-    # Our own: what the caller does to theirs afterwards is their business.
+    # A copy: the caller may change theirs afterwards.
     return (ts.clone() if ts is given else ts), times
 
 

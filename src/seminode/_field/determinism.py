@@ -249,7 +249,7 @@ class SameAnswers:
     ):
         self._eps = eps
         self._explain = explain
-        # Of half precision not much is left to compare with: a twentieth is too much in any case.
+        # In half precision, rounding errors are large: a difference of a twentieth always counts as a change.
         self._factor = min(factor, 0.05 / eps)
         self._excess: Tensor | None = None
         self._rtol, self._atol = slack

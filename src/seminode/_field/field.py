@@ -100,7 +100,7 @@ class Field:
                 raise ValueError(f"{name}: expected shape {tuple(shape)} as in y0, found {tuple(leaf.shape)}")
             if leaf.device != device:
                 raise ValueError(f"{name}: expected device {device} as in y0, found {leaf.device}")
-            # Under autocast a field answers in lower precision than it was asked in; that is what was wanted.
+            # Under autocast a field returns a lower precision than that of its input, as intended.
             if leaf.dtype != self.dtype and self.autocast is None:
                 raise TypeError(f"{name}: expected dtype {self.dtype} as in y0, found {leaf.dtype}")
             leaves.append(leaf.to(self.dtype))

@@ -224,6 +224,6 @@ def shares_memory(x: Tensor) -> bool:
 
 
 def is_finite(x: Tensor) -> bool:
-    # The sum is one kernel; it may overflow where no entry does, so a bad sum is looked at again.
+    # The sum is one kernel; it may overflow where no entry does, so if the sum is not finite, the entries are checked.
     x = x.detach()
     return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())

@@ -135,7 +135,7 @@ class Reader:
         if among is None or not (same(chosen, not_a_number) and same(chosen, _shaken)):
             alone = among is not None and len(chosen) == 1
             chosen = [] if alone else [i for i in chosen if same([i], not_a_number)]
-            # Against kernels whose operations torch does not see; all at once, since most often it is in vain.
+            # This detects reads by kernels that torch does not see; all leaves at once, since usually none is read.
             if not all(same(chosen, other) for other in OTHERS):
                 chosen = [i for i in chosen if len(chosen) > 1 and all(same([i], other) for other in OTHERS)]
         return [i in chosen for i in range(len(leaves))]

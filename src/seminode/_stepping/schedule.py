@@ -206,7 +206,7 @@ class Schedule:
 
     @property
     def carried(self) -> float | None:
-        """The step to continue with after a restart; a step that was shortened to land somewhere does not increase it."""
+        """The step to continue with after a restart; one that was shortened to land somewhere does not increase it."""
         return self._carried
 
     @property
@@ -217,7 +217,7 @@ class Schedule:
     @property
     def finest(self) -> float:
         """Below this a step cannot move the clock."""
-        # Near s = 0 the clock has no resolution to speak of; far below the interval nothing is left to find.
+        # Near s = 0 the clock resolves any step, but steps so much shorter than the interval are useless.
         return max(_rounding(self._s, self._s + (self._proposal or 0.0)), 1e-30 * self.span)
 
     def probe_length(self, h: float) -> float:

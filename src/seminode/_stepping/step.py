@@ -105,7 +105,7 @@ def completed(
         slopes = [*slopes, end]
     if not error:
         return Attempt(result, end, None)
-    # The estimate is only looked at, so it carries no derivative, neither with respect to dt.
+    # The estimate is only read, so it carries no derivative, not even with respect to dt.
     plain = dt.value if isinstance(dt, MovingStep) else dt
     if result.error is not None:
         return Attempt(result, end, result.error)

@@ -221,7 +221,7 @@ class StageSystem:
         self._lu: LU | None = None
         blocks = [x.blocks for x in jacobians if isinstance(x, BlockJacobian)]
         if len(blocks) == len(jacobians):
-            # Of a batch, all stages are seen as coupled if one of them is.
+            # In a batch, all stages are treated as coupled if one of them is.
             if len({x.shape for x in blocks}) > 1:
                 blocks = [x if len(x) == 1 else block_diag(*x)[None] for x in blocks]
             self._count = len(blocks[0])

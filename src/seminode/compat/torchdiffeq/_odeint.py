@@ -124,7 +124,7 @@ def _adjoint(each: Call, adjoint_params: Iterable[Tensor] | None, backward: dict
         found = each.result(chosen, None if adjoint_params is None else params)
         return _with_zeros(found, params)
     norms = AdjointNorms(state, each.steps.norm)
-    # With an event, its own parameters are detected too, unless someone counts on the order of the gradients.
+    # With an event, its own parameters are detected too, unless the user's norm relies on the order of the gradients.
     detected = each.event_fn is not None and adjoint_params is None and not callable(options.get("norm"))
     options["norm"] = norms.chosen(options.get("norm"))
     adjoint = _peer_adjoint(each, backward, norms, params)
