@@ -166,10 +166,9 @@ def saving(given: Setting) -> Way:
     outputs = both.step(plan, y, k1, allowed, rest)
     count = 2 + SOLVER.stages
     kept = [*outputs[count : count + both.kept], *first_saved]
-    zero = torch.zeros_like(y)
     return Way(
         lambda: both.step(plan, y, k1, allowed, rest),
-        lambda: both.vjp(plan, kept, [zero, given.adj], sums),
+        lambda: both.vjp(plan, kept, [given.adj], sums),
     )
 
 

@@ -57,6 +57,7 @@ LAYERS = [
         "_integrals.nan_probe",
     },
     {"_compile.recompute"},
+    {"_compile.packing"},
     {
         "tableaux_implicit",
         "_error_norm",

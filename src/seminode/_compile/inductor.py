@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .batch_axis import BatchAxis, Source
 from .library import Building, Library, Program, quickly_built, unfinished
+from .packing import pack
 from .recompute import keep_less
 from .rewrites import slow, table
 from .torch_private import all_without_values, inductor, libraries_by, make_fx, partition
@@ -132,6 +133,7 @@ def split(
     module.recompile()
     forward, backward = partition(module, outputs)
     keep_less(forward, backward, outputs, axis)
+    pack(forward, backward, outputs)
     _allow_any_layout(backward)
     (end,) = forward.graph.find_nodes(op="output")
     kept = [node.meta["val"] for node in end.args[0][outputs:]]

@@ -7,11 +7,13 @@ block. What a block keeps alive is bounded.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .._host_numbers import as_tensor
 from .interpolation import Matrix
 
 #: The most entries of a state for which steps share operations.
@@ -19,12 +21,21 @@ SMALL = 1024
 #: The most outputs in a block, counting the gaps that steps with fewer outputs than others leave.
 MANY = 256
 #: The most steps in a block, whose slopes are kept until it is complete.
-STEPS = 32
+STEPS = 64
 
 
 def shares(y: Tensor) -> bool:
     """Whether steps of such a state share operations."""
     return y.numel() <= SMALL
+
+
+def _doubles(values: Sequence[float]) -> Tensor:
+    return as_tensor(values, torch.float64, torch.device("cpu"))
+
+
+def integers(values: Sequence[int]) -> Tensor:
+    """On the host; `torch.tensor` takes three times as long."""
+    return torch.frombuffer(array("q", values), dtype=torch.int64)
 
 
 class Block:
@@ -45,16 +56,29 @@ class Block:
         self.xs.append(xs)
         self._widest = max(self._widest, len(xs))
 
-    def padded(self, rows: Sequence[Sequence[float]], filling: float) -> list[list[float]]:
-        """The numbers of every step, followed by as many fillings as it has gaps."""
-        return [[*row, *[filling] * (self._widest - len(row))] for row in rows]
+    @property
+    def positions(self) -> list[float]:
+        """Those of every step one after the other; zeros in gaps."""
+        return [x for xs in self.xs for x in (*xs, *[0.0] * (self._widest - len(xs)))]
+
+    def rows(self, firsts: Sequence[int], gap: int) -> Tensor:
+        """Which rows of a tensor belong to the outputs, if those of each step follow a first one, by step and output.
+
+        That in gaps is `gap`.
+        """
+        found: list[int] = []
+        for first, xs in zip(firsts, self.xs, strict=True):
+            count = len(xs)
+            found += range(first, first + count)
+            found += [gap] * (self._widest - count)
+        return integers(found).view(len(firsts), -1)
 
     def weights(self, matrix: Matrix, like: Tensor) -> Tensor:
         """dt·bᵢ(x), by step, output and slope. They are zero in gaps, since bᵢ(0) = 0."""
-        powers, coefficients = torch.arange(1, len(matrix[0]) + 1), torch.tensor(matrix, dtype=torch.float64).T
-        xs = torch.tensor(self.padded(self.xs, 0.0), dtype=torch.float64).unsqueeze(-1)
-        lengths = torch.tensor(self._dts, dtype=torch.float64).reshape(-1, 1, 1)
-        return (lengths * xs**powers @ coefficients).to(device=like.device, dtype=like.dtype)
+        powers = torch.arange(1, len(matrix[0]) + 1)
+        coefficients, xs, lengths = map(_doubles, ([x for row in matrix for x in row], self.positions, self._dts))
+        scaled = lengths.view(-1, 1, 1) * xs.view(len(lengths), -1, 1) ** powers
+        return (scaled @ coefficients.view(len(matrix), -1).T).to(device=like.device, dtype=like.dtype)
 
 
 class WaitingOutputs:
@@ -71,25 +95,33 @@ class WaitingOutputs:
         """Whether a step with so many outputs fits in, whose polynomial has these weights."""
         return matrix is self._matrix and self._block.has_room(count)
 
-    def add(self, place: int, y0: Tensor, dt: float, slopes: Sequence[Tensor], xs: list[float]) -> None:
+    def add(
+        self, place: int, y0: Tensor, dt: float, slopes: Sequence[Tensor], xs: list[float], copied: bool = True
+    ) -> None:
+        """Outputs at xs inside of a step. The slopes are copied where others may write into them: a field into what it
+        returned some steps ago."""
         self._block.add(dt, xs)
         self._places.append(place)
         self._states.append(y0)
-        # A copy: a field may write into what it returned some steps ago.
-        self._slopes.append(torch.stack(list(slopes)))
+        self._slopes += torch.stack(list(slopes)).unbind() if copied else slopes
 
-    def compute(self) -> list[tuple[int, Tensor]]:
-        """The outputs of every step, stacked, with the place of each."""
+    def compute(self) -> list[tuple[slice, Tensor]]:
+        """The outputs, stacked, for steps whose places follow each other, with these places."""
         if not self._places:
             return []
         y0 = torch.stack(self._states)
-        slopes = torch.stack(self._slopes)
-        slopes = slopes.reshape(*slopes.shape[:2], -1)
+        slopes = torch.stack(self._slopes).reshape(len(y0), len(self._matrix), -1)
         values = torch.baddbmm(y0.reshape(len(y0), 1, -1), self._block.weights(self._matrix, y0), slopes)
         counts = list(map(len, self._block.xs))
         if min(counts) < max(counts):  # leave out the gaps
             widest = values.shape[1]
             rows = [step * widest + i for step, count in enumerate(counts) for i in range(count)]
-            values = values.flatten(0, 1)[torch.tensor(rows, device=values.device)]
-        pieces = values.reshape(-1, *y0.shape[1:]).split(counts)
-        return list(zip(self._places, pieces, strict=True))
+            values = values.flatten(0, 1).index_select(0, integers(rows).to(values.device))
+        places, sizes = [slice(place, place + 1) for place in self._places[:1]], counts[:1]
+        for place, count in zip(self._places[1:], counts[1:], strict=True):
+            if place == places[-1].stop:
+                places[-1], sizes[-1] = slice(places[-1].start, place + 1), sizes[-1] + count
+            else:
+                places.append(slice(place, place + 1))
+                sizes.append(count)
+        return list(zip(places, values.reshape(-1, *y0.shape[1:]).split(sizes), strict=True))

@@ -124,14 +124,15 @@ class Sampler(Observer):
         if self._waiting is None or not self._waiting.has_room(step.matrix, len(xs)):
             self._compute_waiting()
             self._waiting = WaitingOutputs(step.matrix)
-        self._waiting.add(len(self._pieces), step.y0, step.plan.dt, step.interpolated(), xs)
+        self._waiting.add(len(self._pieces), step.y0, step.plan.dt, step.interpolated(), xs, not step.compiled)
         self._pieces.append(step.y0)  # in the place of what is to come
         return len(xs)
 
     def _compute_waiting(self) -> None:
         waiting, self._waiting = self._waiting, None
-        for place, values in [] if waiting is None else waiting.compute():
-            self._pieces[place] = values
+        # The last ones first, since pieces become fewer.
+        for places, values in [] if waiting is None else reversed(waiting.compute()):
+            self._pieces[places] = [values]
 
     def append(self, y: Tensor) -> None:
         """One more output: the state at the end of the last step."""

@@ -171,6 +171,11 @@ class Step:
         return self._result.failure
 
     @property
+    def compiled(self) -> bool:
+        """Whether a program has returned it, so that nobody writes into its slopes."""
+        return self._ratio is not None
+
+    @property
     def before(self) -> tuple[Tensor, ...]:
         """What determines this step and all later ones: the state, and what the solver carries in addition."""
         return (self.y0, *self._solver.carried(self._memory0))

@@ -24,6 +24,7 @@ from .steps import (
     StepProgram,
     VJPProgram,
     Wanted,
+    cotangents_of_parts,
     evaluation_program,
     key_of,
     nodes_of,
@@ -75,8 +76,6 @@ class SavingInPieces(StepInPieces):
     def vjp(self, plan: Plan, kept: Sequence[Tensor], cotangents: Sequence[Tensor], sums: Sequence[Tensor]) -> Any:
         n, totals = self.at.kept, list(sums)
         finite = torch.zeros(())
-        first, end, *later = cotangents
-        adj_slopes: list[Tensor | None] = [first, *later, *[None] * (self._solver.stages - 1 - len(later))]
 
         def stage_vjp(i: int, adj: Tensor) -> Tensor:
             nonlocal finite, totals
@@ -85,7 +84,9 @@ class SavingInPieces(StepInPieces):
             return grad
 
         with torch.no_grad():
+            end, adj_slopes, start = cotangents_of_parts(self._solver, cotangents)
             grad_y = self._solver.vjp(stage_vjp, plan.length(end), end, adj_slopes)
+            grad_y = grad_y if start is None else grad_y + start
             return [grad_y, finite + grad_y.sum(), *totals]
 
 
@@ -109,16 +110,16 @@ class VJPInPieces:
             kept.extend(activations)
             return k
 
-        n, (end, *slopes) = saving.at.kept, cotangents
+        n, (end, *parts) = saving.at.kept, cotangents
         with torch.no_grad():
             y1 = solver.step(evaluate, plan.length(y), y, None).y1
-            of_slopes: list[Tensor] = list(slopes[0].unbind()) if slopes else [torch.zeros_like(y)]
-            if len(of_slopes) > solver.stages:
+            if parts and len(parts[0]) > 2 + solver.stages:
                 evaluate(1.0, y1, stage=solver.stages)
-                grad, _, *sums = saving.at.vjp(kept[-n:], of_slopes.pop(), sums)
+                grad, _, *sums = saving.at.vjp(kept[-n:], parts[0][-1], sums)
                 end = end + grad
         ordered = [*kept[n : n * solver.stages], *kept[:n]]
-        return saving.vjp(plan, ordered, [of_slopes[0], end, *of_slopes[1:]], sums)
+        inside = [torch.zeros_like(y), *parts] if parts else []
+        return saving.vjp(plan, ordered, [end, *inside], sums)
 
 
 def step_program(capture: Capture, solver: ExplicitRungeKutta, error: ErrorNorm | None, y: Tensor, k1: Tensor) -> Any:

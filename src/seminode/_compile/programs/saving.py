@@ -27,8 +27,10 @@ from .steps import (
     added,
     chosen_of,
     clock_shape,
+    cotangents_of_parts,
     dense,
     end_of,
+    no_parts,
     no_sums,
     ratio_of,
     replaced,
@@ -134,8 +136,8 @@ class SavingPrograms:
 
         at:     as `SavingEvaluation`
         step:   (y, k1) ↦ y1, error ratio, k_end, k2, …, what is kept of it, and of the evaluation at its end
-        vjp:    what was kept of a step and of the evaluation at its start, cotangents of k1, y1 and, with `slopes`,
-                k2, k3, … ↦ as `VJPProgram`
+        vjp:    what was kept of a step and of the evaluation at its start, the cotangent of y1 and, with `slopes`,
+                those of k1 and of the parts of the step ↦ as `VJPProgram`
     """
 
     def __init__(
@@ -158,11 +160,17 @@ class SavingPrograms:
         #: The bytes of what a step keeps, by the number of entries of the state, once they are known.
         self.sizes: dict[int, Any] = {}
         self._step = self._compile_step(capture, error, y)
-        states = [y.shape] * (1 + (solver.stages if slopes else 1))
+        self._cotangents = 3 if slopes else 1
+        states = [x.shape for x in self._no_cotangents(y)]
         sums = [x.shape for x in chosen_of(capture.rest, wanted)]
         self._tuned = TunedLater(capture, self._vjp, [*self._after.shapes, *at.halves.shapes, *states, *sums])
         if capture.axis is None:
             self._build_vjp(y, no_sums(capture.rest, wanted))
+
+    def _no_cotangents(self, y: Tensor) -> list[Tensor]:
+        if not self._slopes:
+            return [torch.zeros_like(y)]
+        return [torch.zeros_like(y), torch.zeros_like(y), no_parts(self._solver, y)]
 
     def _build_vjp(self, y: Tensor, sums: Sequence[Tensor]) -> None:
         """Have the VJP built in parallel with the step, if the layouts in which the step keeps things are known."""
@@ -178,8 +186,7 @@ class SavingPrograms:
             torch.empty_strided(shape, layout, dtype=dtype, device=y.device)
             for shape, layout, dtype in zip(shapes, layouts, dtypes, strict=True)
         ]
-        cotangents = [torch.empty_like(y) for _ in range(1 + (self._solver.stages if self._slopes else 1))]
-        self._tuned.ahead([*kept, *cotangents, *sums])
+        self._tuned.ahead([*kept, *self._no_cotangents(y), *sums])
 
     def _split(self, capture: Capture, wanted: Wanted, y: Tensor) -> None:
         solver, nodes = self._solver, self.nodes
@@ -230,12 +237,15 @@ class SavingPrograms:
 
     def _vjp(self, *tensors: Tensor) -> list[Tensor]:
         n_step, n_both = self.kept, self.kept + self.at.kept
-        n_all = n_both + 1 + (self._solver.stages if self._slopes else 1)
-        adj_k1, *cotangents = tensors[n_both:n_all]
-        grad_y, grad_k1, *grads = self._after.backward(*tensors[:n_step], *cotangents)
-        own_y, *own = self.at.halves.backward(*tensors[n_step:n_both], grad_k1 + adj_k1)
+        n_all = n_both + self._cotangents
+        end, (first, *later), start = cotangents_of_parts(self._solver, tensors[n_both:n_all])
+        of_later = [x for x in later if x is not None]
+        grad_y, grad_k1, *grads = self._after.backward(*tensors[:n_step], end, *of_later)
+        grad_k1 = grad_k1 if first is None else grad_k1 + first
+        own_y, *own = self.at.halves.backward(*tensors[n_step:n_both], grad_k1)
         both = [a + b for a, b in zip(grads, own, strict=True)]
-        return added([grad_y + own_y, *both], tensors[n_all:])
+        total = grad_y + own_y
+        return added([total if start is None else total + start, *both], tensors[n_all:])
 
     def step(self, plan: Plan, y: Tensor, k1: Tensor, allowed: Sequence[Tensor], rest: list[Tensor]) -> Any:
         return self._step([self.nodes.clock(plan), *self._layouts.fitted([y, k1]), *allowed, *rest])

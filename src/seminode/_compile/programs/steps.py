@@ -187,7 +187,8 @@ def chain_of(run: Any, inputs: int, outputs: int) -> Chain | None:
 
 
 class VJPProgram:
-    """The VJP of a step, which is taken again: from the cotangents of y1, and maybe of the slopes, to the gradients.
+    """The VJP of a step, which is taken again: from the cotangent of y1 to the gradients. With `slopes`, it also takes
+    the cotangents that outputs inside of the step give to its parts, as `StepEndings` has them.
 
     `wanted` says for which of the tensors that the field uses, besides y, there is a gradient to compute. Like every
     VJP program it takes the sums of those gradients so far. It returns the gradient of y, a number that is finite if
@@ -214,12 +215,16 @@ class VJPProgram:
                 return taken.result.y1, torch.stack([*taken.result.slopes, *end_of(taken)])
 
             _, back = torch.func.vjp(forward, y, *chosen_of(rest, wanted))  # type: ignore[misc]
-            return added(back(cotangents), sums)
+            if not slopes:
+                return added(back(cotangents), sums)
+            adj, parts = cotangents
+            grad_y, *grads = back((adj + parts[0], parts[2:]))
+            return added([grad_y + parts[1], *grads], sums)
 
         y = capture.example(dense(y))
         cotangents = [torch.zeros_like(y)]
         if slopes:
-            cotangents.append(y.new_zeros((len(solver.interpolant), *y.shape)))
+            cotangents.append(no_parts(solver, y))
         inputs = [nodes.example(), y, *cotangents, *capture.rest, *no_sums(capture.rest, wanted)]
         self._run = Tuned(step_vjp, inputs, capture.axis)
 
@@ -317,6 +322,24 @@ def _tolerance(value: float | Tensor, like: Tensor, dtype: torch.dtype) -> Tenso
     example = torch.empty_like(like, dtype=dtype)  # there is one for each entry
     symbolic = any(isinstance(n, torch.SymInt) for n in like.shape)
     return example if symbolic else with_strides(value, example.stride())
+
+
+def no_parts(solver: Solver, y: Tensor) -> Tensor:
+    """Cotangents of the parts of a step without outputs inside: of its end, its start and its slopes."""
+    return y.new_zeros((2 + len(solver.interpolant), *y.shape))
+
+
+def cotangents_of_parts(solver: Solver, given: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
+    """Those of y1, of the slopes and of the start of a step, from what the VJP of a step that keeps activations takes.
+
+    That is the cotangent of y1 and, where outputs may lie inside, that of k1 as the end slope of the step before, and
+    those of the parts.
+    """
+    end, *inside = given
+    if not inside:
+        return end, [None] * solver.stages, None
+    first, parts = inside
+    return end + parts[0], [parts[2] + first, *parts[3 : 2 + solver.stages].unbind()], parts[1]
 
 
 def chosen_of(rest: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..._stepping.problem import Problem
 from ..._stepping.step import Step
 from ...solvers.explicit import ExplicitRungeKutta
 from .._autograd import BackwardRequest
-from .output_vjps import StepEndings, added
+from .output_vjps import added
 from .recorded_steps import RecordedStep
 from .states import SparseStates
 from .sweep import Sweep
@@ -102,8 +103,9 @@ class KeptSteps(ABC):
     wanted: Wanted | None = None
 
     @abstractmethod
-    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
-        """The cotangent of the start of step j, from those of its end and of its slopes. Asked with falling j."""
+    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, first: Tensor | None, parts: Tensor | None) -> Tensor:
+        """The cotangent of the start of step j, from those of its end and of its first slope, and from those that
+        outputs inside of it give to its parts. Asked with falling j."""
 
     @abstractmethod
     def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor | None:
@@ -120,14 +122,14 @@ class CompiledSteps(KeptSteps):
         self._programs, self.wanted = kind
         self.count = len(sizes)
 
-    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
+    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, first: Tensor | None, parts: Tensor | None) -> Tensor:
         programs, kept = self._programs, self._kept(j)
-        del self._activations[self._starts[j] :]  # in place: a copy of the rest forevery step takes quadratic time
-        # Of k1, y1 and, if the program takes them, k2, k3, …
-        cotangents = [slopes[0], end, *(slopes[1:] if sweep.inside else ())]
-        given = [sweep.zero if x is None else x for x in cotangents]
+        del self._activations[self._starts[j] :]  # in place: a copy of the rest for every step takes quadratic time
+        cotangents = [sweep.zero if end is None else end]
+        if sweep.inside:
+            cotangents += [sweep.zero if first is None else first, sweep.no_parts if parts is None else parts]
         both = programs.kept + programs.at.kept
-        grad_y, finite, *sweep.compiled = programs.vjp(sweep.plans[j], kept[:both], given, sweep.compiled)
+        grad_y, finite, *sweep.compiled = programs.vjp(sweep.plans[j], kept[:both], cotangents, sweep.compiled)
         sweep.finite.check_number(finite, grad_y, sweep.plans[j])
         return grad_y
 
@@ -149,14 +151,16 @@ class RecordedSteps(KeptSteps):
         self._targets, self._differentiable = targets, differentiable
         self.count = len(recorded)
 
-    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, slopes: Sequence[Tensor | None]) -> Tensor:
+    def vjp(self, j: int, sweep: SavedSweep, end: Tensor | None, first: Tensor | None, parts: Tensor | None) -> Tensor:
         del self._recorded[j + 1 :]
-        step = self._recorded.pop()
-        grad_y, *grads = step.vjp(end, slopes, self._needed(sweep))
+        step, stages = self._recorded.pop(), sweep.problem.solver.stages
+        end = end if parts is None else added(end, parts[0])
+        slopes = [None] * stages if parts is None else parts[2 : 2 + stages].unbind()
+        grad_y, *grads = step.vjp(end, [added(slopes[0], first), *slopes[1:]], self._needed(sweep))
         sweep.sums.add(grads)
         grad_y = sweep.zero if grad_y is None else grad_y
         sweep.finite.check(grad_y, sweep.plans[j])
-        return grad_y
+        return grad_y if parts is None else grad_y + parts[1]
 
     def end_vjp(self, j: int, sweep: SavedSweep, slope: Tensor) -> Tensor | None:
         evaluation = self._recorded[j].end
@@ -180,7 +184,6 @@ class SavedSweep(Sweep):
     def __init__(self, request: BackwardRequest, states: SparseStates, kept: KeptSteps):
         super().__init__(request, states)
         self._kept = kept
-        self._latest: tuple[int, StepEndings] | None = None
         self.inside = self.problem.outputs_inside  # otherwise no output reads a slope
         self.zero = torch.zeros_like(self.y0)
 
@@ -202,28 +205,19 @@ class SavedSweep(Sweep):
         if j >= self._kept.count:
             return super()._step(j, adj)
         plan, solver = self.plans[j], self.problem.solver
-        end, start, slopes = self._of_outputs(j)
+        end, parts, end_slope = self.output_vjps.of(j)
         end = added(None if adj is None else adj[0], end)
-        of_end = self._of_end(slopes)
-        if of_end is not None and not self._passes_on(j):
-            end = added(end, self._kept.end_vjp(j, self, of_end))
+        if end_slope is not None and not self._passes_on(j):
+            end = added(end, self._kept.end_vjp(j, self, end_slope))
             self.differentiated += 1
-        stages = solver.stages
-        own: list[Tensor | None] = [None] * stages if slopes is None else list(slopes[:stages].unbind())
-        if self.inside and j > 0 and self._passes_on(j - 1):
-            own[0] = added(own[0], self._of_end(self._of_outputs(j - 1)[2]))
-        grad_y = self._kept.vjp(j, self, end, own)
+        passed = self.inside and j > 0 and self._passes_on(j - 1)
+        first = self.output_vjps.of(j - 1).end_slope if passed else None
+        grad_y = self._kept.vjp(j, self, end, first, parts)
         self.finish_compiled(plan, solver.evaluations)
         self.counter.kept += 1
-        return (grad_y if start is None else grad_y + start,)
+        return (grad_y,)
 
-    def _of_outputs(self, j: int) -> StepEndings:
-        """Cotangents of the end, the start and the slopes of a step, from the outputs in it."""
-        if self._latest is None or self._latest[0] != j:
-            self._latest = j, self.output_vjps.of(j)
-        return self._latest[1]
-
-    def _of_end(self, slopes: Tensor | None) -> Tensor | None:
-        """That of the slope at the end of a step."""
-        stages = self.problem.solver.stages
-        return slopes[stages] if slopes is not None and len(slopes) > stages else None
+    @cached_property
+    def no_parts(self) -> Tensor:
+        """Cotangents of the parts of a step without outputs inside."""
+        return self.y0.new_zeros((2 + len(self.problem.solver.interpolant), *self.y0.shape))

@@ -300,8 +300,8 @@ class Sweep:
         if self.capture is None:
             return None
         solver = self.problem.solver
-        end, start, _ = self.output_vjps.of(j)
-        if start is not None or end is None:
+        end = self.output_vjps.of(j).end
+        if end is None:
             return None
         if adj is not None:
             return (adj[0] + end, *adj[1:])
@@ -355,17 +355,16 @@ class Sweep:
         """The VJP of step j by one program."""
         assert self.capture is not None
         plan, solver = self.plans[j], self.problem.solver
-        end, start, slopes = self.output_vjps.of(j)
+        end, parts, _ = self.output_vjps.of(j)
         end = added(None if adj is None else adj[0], end)
-        program = vjp_program(self.capture, solver, self._wanted, self.y0, slopes is not None)
+        program = vjp_program(self.capture, solver, self._wanted, self.y0, parts is not None)
         (y,) = self.states.before(j, self)
         y = y if plan.failing is None else plan.enter(y)
-        cotangents = [torch.zeros_like(y) if end is None else end, *([] if slopes is None else [slopes])]
+        cotangents = [torch.zeros_like(y) if end is None else end, *([] if parts is None else [parts])]
         grad_y, finite, *self.compiled = program(plan, y, cotangents, self._rest, self.compiled)
         self.log.add_nodes(plan, program.evaluated)
         self.finish_compiled(plan, len(program.evaluated))
         self._expected = (y,)
-        grad_y = grad_y if start is None else grad_y + start
         self.finite.check_number(finite, grad_y, plan)
         return (grad_y,)
 
