@@ -150,6 +150,22 @@ def test_max_steps_counts_steps_that_were_handed_out(lengths: list[int]) -> None
     assert error.value.stats.accepted == 7
 
 
+def test_a_step_that_fails_but_is_never_asked_for_is_no_error(lengths: list[int]) -> None:
+    table = torch.ones(8)
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return table[y.long()]  # as far as the table goes
+
+    options: Any = {"solver": "euler", "controller": sn.FixedStep(0.1), "compile": True}
+    with torch.no_grad():
+        sol = sn.solve(field, torch.tensor([7.25]), [0.0, 5.0], max_steps=5, throw=False, **options)
+        assert lengths
+        assert sol.status is sn.Status.MAX_STEPS_REACHED
+        assert sol.stats.accepted == 5
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            sn.solve(field, torch.tensor([7.25]), [0.0, 5.0], **options)
+
+
 def test_large_states_and_watched_solves_take_one_step_at_a_time(lengths: list[int]) -> None:
     large = torch.zeros(ahead.LARGEST // 3 + 1, 3)
     with torch.no_grad():

@@ -182,6 +182,19 @@ def test_gradients_of_weights_written_as_convolutions(shape: tuple[int, int, int
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(6, 2, 8, 7), (2, 18, 9, 8)])
+@pytest.mark.parametrize("padding", [[0, 0], [1, 1]])
+def test_a_layer_whose_kernel_is_larger_than_its_result(shape: tuple[int, int, int, int], padding: list[int]) -> None:
+    """It looks like the gradient of weights, but has a bias; what comes next may view it in another shape."""
+    rest = ONES, padding, ONES, False, [0, 0], 1
+    x, weight, bias, _ = convolved(shape, padding, torch.float32)
+    found = rewrites.convolution(x, weight, bias, *rest)
+    expected = aten.convolution(x.double(), weight.double(), bias.double(), *rest)
+    assert found is not None
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "change", [{"stride": [2, 2]}, {"dilation": [2, 2]}, {"groups": 2}, {"transposed": True}, {"dtype": torch.float64}]
 )

@@ -71,7 +71,10 @@ class AheadStepper:
             self._links = self._links_after(step) if y0.numel() <= LARGEST and not plan.breaks else None
         else:
             if not self._taken or not self._taken[0].is_that_of(plan):
-                self._take(plan, y0, memory)
+                try:
+                    self._take(plan, y0, memory)
+                except RuntimeError:  # of a step that may never be asked for; taken alone, it raises its error then
+                    self._links = None
             taken = self._taken.popleft() if self._taken else None
             step = plain(plan, y0, memory) if taken is None else self._finished(plan, taken, y0, memory)
         self._before = None if plan.breaks else (step.y0, step.y1)

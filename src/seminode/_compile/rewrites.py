@@ -186,10 +186,11 @@ def convolution(
         shape = weight.shape[0], x.shape[0], *sizes
         like = torch.empty(shape, dtype=x.dtype, device=x.device)
         grad = _backward(weight.transpose(0, 1), x.transpose(0, 1), like, padding, [False, True, False])[1]
-        return grad.transpose(0, 1)
-    if weight.shape[0] > FEW_CHANNELS or x.shape[1] < NARROW:
+        found = grad.transpose(0, 1).contiguous()
+    elif weight.shape[0] <= FEW_CHANNELS and x.shape[1] >= NARROW:
+        found = _by_product(x, weight, padding)
+    else:
         return None
-    found = _by_product(x, weight, padding)
     return found if bias is None else found + bias[:, None, None]
 
 
