@@ -1,6 +1,6 @@
 """Step-size control: whether to accept a step, and how long the next one is.
 
-All numbers are Python floats (float64), forevery dtype of the state. In a batched solve, they are float64 tensors on
+All numbers are Python floats (float64), for every dtype of the state. In a batched solve, they are float64 tensors on
 the host with one number per sample; the functions of `_stepping.elementwise` work on both.
 """
 
@@ -62,7 +62,7 @@ class Controller(ABC):
     5. `dt_min`, `dt_max`: bounds on the proposed step;
     6. `land`: whether the last step ends on the last output time;
     7. `elementwise = True`, in the class itself, if its `judge` also takes tensors with one entry per sample. Others
-       are called once forevery sample of a batched solve.
+       are called once for every sample of a batched solve.
 
     Example:
         >>> import torch, seminode as sn

@@ -162,7 +162,7 @@ def solve(
             with a field takes seconds to compile it, later ones reuse the programs. `"background"` does not wait:
             solves run eagerly until another process has compiled the programs.
         batched: the first axis of every leaf of y0 is a batch whose samples have their own step sizes; see
-            [Batches](batches.md). `ts` may be (B, T), with times forevery sample. The field must treat samples
+            [Batches](batches.md). `ts` may be (B, T), with times for every sample. The field must treat samples
             independently, and its t has shape (B,).
         observers: objects that are told about every step; see `seminode.extending.Observer`.
 

@@ -1,6 +1,6 @@
 """Programs for batches of any size: tensors without values whose leading axis has a size B that is not fixed.
 
-A program is traced over such tensors once, and is then valid forevery B that has the properties on which decisions
+A program is traced over such tensors once, and is then valid for every B that has the properties on which decisions
 were based while it was made (its *guards*, such as B > 32).
 """
 

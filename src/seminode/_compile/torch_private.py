@@ -227,7 +227,7 @@ def inductor(module: torch.fx.GraphModule, examples: list[Any], options: dict[st
 def _quick() -> Iterator[None]:
     """Inductor without what it does again and again, or what is known.
 
-    Its table of dtype rules is one object, but is filled again forevery operation of a kernel. If all vector
+    Its table of dtype rules is one object, but is filled again for every operation of a kernel. If all vector
     instructions are known to the C++ compiler, only those are tried out that need more than that.
     """
     rules = _or_none("torch._inductor.utils", "op_dtype_propagation_rules")

@@ -230,7 +230,7 @@ def as_leaf(x: Tensor, needed: bool = False) -> Tensor:
     One that was frozen since the solve is `needed` all the same.
 
     A captured tensor that was itself computed (by a hypernetwork, say) may depend on another captured one; a leaf
-    stands for each of them alone. Hooks are meant for the whole gradient and not forevery contribution to it.
+    stands for each of them alone. Hooks are meant for the whole gradient and not for every contribution to it.
     """
     if not x.requires_grad:
         return x.detach().requires_grad_() if needed else x
@@ -267,7 +267,7 @@ def _with_tensors(
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an operation with a function applied to the tensors among them.
 
-    This runs forevery operation of a field. Most arguments are tensors, which need no walk through a structure.
+    This runs for every operation of a field. Most arguments are tensors, which need no walk through a structure.
     """
 
     def applied(x: Any) -> Any:

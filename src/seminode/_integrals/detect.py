@@ -207,7 +207,7 @@ class Reader:
 
     @contextlib.contextmanager
     def _without_trace(self, device: torch.device) -> Iterator[None]:
-        """The same random numbers forevery evaluation; afterwards the generators and buffers as they were."""
+        """The same random numbers for every evaluation; afterwards the generators and buffers as they were."""
         # A buffer that was not changed is not written to either: other code may watch its version.
         present = [(buffer, buffer.snapshot()) for buffer in buffers_of(self._reach.modules, self._reach.parts)]
         try:

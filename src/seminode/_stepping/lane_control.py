@@ -122,7 +122,7 @@ def compiled_control(controller: Controller, order: int, lanes: int, history: in
 
 
 def each_lane(controller: Controller) -> Any:
-    """The controller's `judge` for tensors; that of a controller for numbers only is called forevery lane."""
+    """The controller's `judge` for tensors; that of a controller for numbers only is called for every lane."""
     if vars(type(controller)).get("elementwise", False):
         return controller.judge
 

@@ -1,6 +1,6 @@
 """Schedules of batched solves: every sample (lane) has its own clock, step size and verdict.
 
-Numbers of a lane are entries of float64 tensors of shape (B,) on the host, forevery dtype and device of the state. A
+Numbers of a lane are entries of float64 tensors of shape (B,) on the host, for every dtype and device of the state. A
 lane that has finished or failed stays where it is: its steps have length 0. Times are in the solve's own direction, as
 in `schedule`.
 """

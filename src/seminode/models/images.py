@@ -48,7 +48,7 @@ def check_levels(levels: int) -> int:
 def dequantise(
     pixels: Tensor, *, levels: int = LEVELS, deterministic: bool = False, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """x = (pixel + u)/levels in [0, 1), with a new u ~ U[0, 1) forevery pixel, or u = ½ if deterministic.
+    """x = (pixel + u)/levels in [0, 1), with a new u ~ U[0, 1) for every pixel, or u = ½ if deterministic.
 
     >>> dequantise(torch.tensor([0, 255], dtype=torch.uint8), deterministic=True)
     tensor([0.0020, 0.9980])

@@ -52,7 +52,7 @@ class MultiscaleCNF(SolvingModule):
         layers: number of hidden layers of every field.
         alpha: α of the logit, between 0 and ½.
         levels: number of values of a pixel; pixels are integers in 0, …, levels − 1.
-        deterministic_eval: in eval mode, dequantise with u = ½ instead of noise. The result is then the same forevery
+        deterministic_eval: in eval mode, dequantise with u = ½ instead of noise. The result is then the same for every
             call, but no longer a bound on the likelihood.
         zero_init: whether the weights of the last convolution of every field start at zero.
         trace, noise, regularisers, t1: arguments of every block; see `CNF`. Noise is drawn once per block and forward

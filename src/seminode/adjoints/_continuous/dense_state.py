@@ -36,7 +36,7 @@ class DenseState:
     def polynomials(self, times: Sequence[float]) -> tuple[list[Tensor], list[float]]:
         """For each time the coefficients of its step, constant first, and its place x from 0 to 1 in that step.
 
-        Programs evaluate them themselves: to hand z over would take three operations forevery step that is touched.
+        Programs evaluate them themselves: to hand z over would take three operations for every step that is touched.
         """
         found = [self._step_at(t) for t in times]
         places = [(t - plan.t0) / plan.dt for t, (plan, _) in zip(times, found, strict=True)]

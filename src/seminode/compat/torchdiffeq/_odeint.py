@@ -175,7 +175,7 @@ def odeint_dense(
     method: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[[Any], Any]:
-    """The solution from t0 to t1 as a function of time; forevery method, and for tuples too.
+    """The solution from t0 to t1 as a function of time; for every method, and for tuples too.
 
     >>> y = odeint_dense(lambda t, y: -y, torch.ones(2), torch.tensor(0.0), torch.tensor(1.0))
     >>> bool((y(torch.tensor(0.5)) - torch.exp(torch.tensor(-0.5))).abs().max() < 1e-6)
