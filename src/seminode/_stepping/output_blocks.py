@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .interpolation import Matrix
+from .interpolation import Matrix, read_by
 
 #: The most entries of a state for which steps share operations.
 SMALL = 1024
@@ -62,6 +62,7 @@ class WaitingOutputs:
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
+        self._read = read_by(matrix)
         self._block = Block()
         self._places: list[int] = []
         self._states: list[Tensor] = []
@@ -76,7 +77,7 @@ class WaitingOutputs:
         self._places.append(place)
         self._states.append(y0)
         # A copy: a field may write into what it returned some steps ago.
-        self._slopes.append(torch.stack(list(slopes)))
+        self._slopes.append(torch.stack([slopes[i] for i in self._read]))
 
     def compute(self) -> list[tuple[int, Tensor]]:
         """The outputs of every step, stacked, with the place of each."""
@@ -85,7 +86,8 @@ class WaitingOutputs:
         y0 = torch.stack(self._states)
         slopes = torch.stack(self._slopes)
         slopes = slopes.reshape(*slopes.shape[:2], -1)
-        values = torch.baddbmm(y0.reshape(len(y0), 1, -1), self._block.weights(self._matrix, y0), slopes)
+        weights = self._block.weights([self._matrix[i] for i in self._read], y0)
+        values = torch.baddbmm(y0.reshape(len(y0), 1, -1), weights, slopes)
         counts = list(map(len, self._block.xs))
         if min(counts) < max(counts):  # leave out the gaps
             widest = values.shape[1]
