@@ -199,3 +199,16 @@ def test_gradients_of_compiled_solves(monkeypatch: pytest.MonkeyPatch, adjoint: 
     torch.testing.assert_close(together, gradients(False), rtol=1e-9, atol=1e-11)
     one_by_one(monkeypatch)
     torch.testing.assert_close(together, gradients(True), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [2, output_blocks.SMALL + 1])
+@pytest.mark.parametrize("ts", [[0.0, 0.5, 1.0], [0.0, 0.25, 0.5, 1.0]], ids=["one", "two"])
+def test_a_slope_that_no_output_reads_may_be_infinite(ts: list[float], size: int) -> None:
+    """The second one of dopri5; what follows from it is bounded here."""
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        return torch.where(t == 0.2, torch.inf, -torch.tanh(y))
+
+    with torch.no_grad():
+        ys = sn.solve(field, torch.ones(size, dtype=D), ts, controller=sn.FixedStep(1.0)).ys
+    assert bool(torch.isfinite(ys).all())

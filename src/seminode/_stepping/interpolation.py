@@ -30,10 +30,18 @@ def weights_at(matrix: Matrix, x: float) -> list[float]:
     return weights
 
 
+def read_by(matrix: Matrix) -> list[int]:
+    """Which slopes the polynomial reads. Another one need not be finite, and zero times infinity is NaN."""
+    return [i for i, row in enumerate(matrix) if any(row)]
+
+
 def evaluate(
     matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Sequence[Tensor], xs: Sequence[float] | Tensor
 ) -> Tensor:
     """p(x) for several x at once, stacked in front; a tensor of x is differentiated."""
+    if isinstance(xs, Tensor) or len(xs) > 1:
+        read = read_by(matrix)
+        matrix, slopes = [matrix[i] for i in read], [slopes[i] for i in read]
     if isinstance(xs, Tensor):
         powers = torch.stack([xs**m for m in range(1, len(matrix[0]) + 1)], -1)
         weights = powers @ torch.tensor(matrix, dtype=xs.dtype, device=xs.device).T
@@ -59,7 +67,7 @@ def coefficients_by_product(matrix: Matrix, y0: Tensor, dt: StepSize, slopes: Se
     """
     if not isinstance(dt, float) or y0.device.type != "cpu" or y0.dtype not in TYPE_CODES:
         return coefficients(matrix, y0, dt, slopes)
-    read = [i for i, row in enumerate(matrix) if any(row)]  # another one need not be finite
+    read = read_by(matrix)
     powers = len(matrix[0])
     weights = as_tensor([dt * x for i in read for x in matrix[i]], y0.dtype, y0.device).view(len(read), powers)
     found = y0.new_empty((1 + powers, *y0.shape))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._host_numbers import as_tensor
-from .interpolation import Matrix
+from .interpolation import Matrix, read_by
 
 #: The most entries of a state for which steps share operations.
 SMALL = 1024
@@ -86,6 +86,7 @@ class WaitingOutputs:
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
+        self._read = read_by(matrix)
         self._block = Block()
         self._places: list[int] = []
         self._states: list[Tensor] = []
@@ -103,15 +104,17 @@ class WaitingOutputs:
         self._block.add(dt, xs)
         self._places.append(place)
         self._states.append(y0)
-        self._slopes += torch.stack(list(slopes)).unbind() if copied else slopes
+        read = [slopes[i] for i in self._read]
+        self._slopes += torch.stack(read).unbind() if copied else read
 
     def compute(self) -> list[tuple[slice, Tensor]]:
         """The outputs, stacked, for steps whose places follow each other, with these places."""
         if not self._places:
             return []
         y0 = torch.stack(self._states)
-        slopes = torch.stack(self._slopes).reshape(len(y0), len(self._matrix), -1)
-        values = torch.baddbmm(y0.reshape(len(y0), 1, -1), self._block.weights(self._matrix, y0), slopes)
+        matrix = [self._matrix[i] for i in self._read]
+        slopes = torch.stack(self._slopes).reshape(len(y0), len(matrix), -1)
+        values = torch.baddbmm(y0.reshape(len(y0), 1, -1), self._block.weights(matrix, y0), slopes)
         counts = list(map(len, self._block.xs))
         if min(counts) < max(counts):  # leave out the gaps
             widest = values.shape[1]
