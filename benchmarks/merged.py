@@ -90,9 +90,9 @@ class Merged:
 
     def two_vjps(self, *tensors: Tensor) -> list[Tensor]:
         n = self._kept
-        later, earlier, (adj_k1, adj_y, *sums) = tensors[:n], tensors[n : 2 * n], tensors[2 * n :]
-        adj_y, alive, *sums = self._vjp.function(*later, adj_k1, adj_y, *sums)
-        adj_y, also_alive, *sums = self._vjp.function(*earlier, adj_k1, adj_y, *sums)
+        later, earlier, (adj_y, *sums) = tensors[:n], tensors[n : 2 * n], tensors[2 * n :]
+        adj_y, alive, *sums = self._vjp.function(*later, adj_y, *sums)
+        adj_y, also_alive, *sums = self._vjp.function(*earlier, adj_y, *sums)
         return [adj_y, alive + also_alive, *sums]
 
 
