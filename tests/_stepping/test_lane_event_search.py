@@ -407,6 +407,25 @@ def test_the_slope_at_the_end_of_a_step_is_that_of_the_function_there(dt: float)
     torch.testing.assert_close(slope, 5.0 * torch.cos(5.0 * t1) + 3.0 * t1**2, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("dt", [0.5, -0.25])
+def test_the_slope_at_the_start_of_a_step_of_a_function_without_a_graph(dt: float) -> None:
+    """A difference along the start of the step, since there is nothing to differentiate."""
+    function = lambda t, y: torch.sin(5.0 * t.detach()) + y.detach() ** 3
+    t0, length = torch.tensor([1.0, -2.0], dtype=F64), torch.tensor([dt, 2.0 * dt], dtype=F64)
+    search: Any = SimpleNamespace(
+        _eps=torch.finfo(F64).eps,
+        _functions=[function],
+        _times=torch.clone,
+        _value=lambda i, t, y: function(t, y),
+        _values=[function(t0, t0)],
+    )
+    path: Any = SimpleNamespace(
+        plan=SimpleNamespace(t0=t0, dt=length), y0=t0, time=lambda x: t0 + x * length, at=lambda x: t0 + x * length
+    )
+    slope = LaneEventSearch._start_slope(search, 0, path)
+    torch.testing.assert_close(slope, 5.0 * torch.cos(5.0 * t0) + 3.0 * t0**2, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("t0", "dt"), [(1.0, 1e-6), (-3.0, 2.5), (1e6, -1e-3), (0.0, 1.0)])
 def test_events_of_a_sample_are_at_one_time_where_those_of_the_sample_alone_are(t0: float, dt: float) -> None:
     """Up to eight times what rounding leaves of a time and of a part of the step."""

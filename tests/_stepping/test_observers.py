@@ -254,6 +254,17 @@ def test_samples_of_later_steps_are_two_however_many_steps_there_are(steps: int,
     assert samples.times == sampled
 
 
+@pytest.mark.parametrize(("steps", "sampled"), [(32, list(range(32))), (33, list(range(0, 33, 2)))])
+def test_samples_of_intervals_are_thirty_two_at_most(steps: int, sampled: list[int]) -> None:
+    """Every step ends an interval here. Of one more, every second is kept."""
+    ends: Any = SimpleNamespace(claim=lambda plan, cursor: cursor + 1)
+    samples = Samples(ends, 0)
+    for i in range(steps):
+        step: Any = SimpleNamespace(sample=lambda i=i: (float(i), None, None), plan=SimpleNamespace(crosses_jump=False))
+        samples.accepted(step, 0.0)
+    assert samples.times == sampled
+
+
 def test_dense_output_takes_real_times_on_the_interval() -> None:
     dense = sn.solve(decay, ONE, [2.0, 1.0], dense=True, controller=sn.FixedStep(0.25), solver="rk4").dense
     assert dense is not None
