@@ -18,7 +18,7 @@ def run_graph(module: Any, examples: list[Any]) -> Callable[[list[Any]], Any]:
 
 
 def replace_back_end(monkeypatch: pytest.MonkeyPatch, back_end: Callable[..., Any] = run_graph) -> None:
-    """Compile with another back end, and forget all programs made so far."""
+    """Compile with another back end, and forget all programs compiled so far."""
     monkeypatch.setattr(inductor, "back_end", back_end)
     forget_programs(monkeypatch)
 

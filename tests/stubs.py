@@ -95,7 +95,7 @@ class StubSolver(Solver):
 class StubEvaluator:
     """Answers evaluation number n with the number n, in a tensor of its own, and notes where it was asked.
 
-    `alive()` are the answers that somebody still holds.
+    `alive()` are the answers that are still referenced.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,7 @@ def test_random_fields_in_threads_are_right_or_refused(adjoint: Adjoint) -> None
     results = in_threads(work, 8)
     right = [result for result in results if not isinstance(result, Exception)]
     masks = {mask_of(result) for result in right}
-    assert len(masks) == len(right)  # nobody got the numbers of somebody else
+    assert len(masks) == len(right)  # no thread got the numbers of another
     assert [result for result in results if isinstance(result, Exception) and not refused(result)] == []
     torch.manual_seed(0)
     assert mask_of(solved(Decay(), adjoint))  # the claims have ended

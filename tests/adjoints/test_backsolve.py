@@ -490,7 +490,7 @@ def test_small_entries_of_a_sample_do_not_shorten_the_steps() -> None:
 
 
 def test_an_adjoint_that_decays_keeps_its_relative_accuracy() -> None:
-    """y′ = −2y: on the way back a_z decays to e⁻¹², and stays accurate to some digits."""
+    """y′ = −2y: on the backward pass a_z decays to e⁻¹², and stays accurate to some digits."""
     y0 = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64, requires_grad=True)
     sol = sn.solve(lambda t, y: -2.0 * y, y0, [0.0, 6.0], adjoint=sn.Interpolating(rtol=1e-6, atol=1e-12))
     sol.ys[-1].sum().backward()
